@@ -1,0 +1,233 @@
+"""A trace is what a model wrote, cut into segments; `visible` says who may see what.
+
+Nothing else in Stretto decides visibility: training masks, runtime views, live-KV figures and the
+critical path are all derived from `visible` or from the `sees` sets that define it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+Kind = Literal["causal", "block"]
+Origin = Literal["prompt", "sampled", "forced", "injected"]
+"""prompt: given. sampled: drawn by the model. forced: drawn where a cap left one token legal.
+injected: written by the runtime; costs no step and is never a training target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of tokens of one thread with the same view of the past.
+
+    `sees` holds the ids of the other segments that every token of this one may attend. In a
+    `block` segment the tokens see one another in both directions; in a `causal` one backwards.
+    `markup` marks the tokens that are annotation and not part of the rendered text. `steps` holds
+    the measured step at which each token was drawn, None where nothing was measured or drawn.
+    """
+
+    id: int
+    thread: str
+    kind: Kind
+    role: str
+    sees: frozenset[int]
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    markup: tuple[bool, ...]
+    steps: tuple[int | None, ...]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def visible(query: Segment, i: int, key: Segment, j: int) -> bool:
+    """Whether token `i` of `query` may attend token `j` of `key`. This is the specification."""
+    if key.id != query.id:
+        return key.id in query.sees
+    return query.kind == "block" or j <= i
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One line of decoding. `finish_reason` is None for a thread that is only parsed text."""
+
+    name: str
+    parent: str | None
+    topic: str | None
+    finish_reason: str | None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Segments in document order (`segments[i].id == i`) and threads in the order they began.
+
+    Document order: a thread's segments in order, and the threads forked where a segment was cut
+    directly after that segment. No segment is empty.
+    """
+
+    segments: tuple[Segment, ...]
+    threads: tuple[Thread, ...]
+
+    @property
+    def prompt(self) -> tuple[Segment, ...]:
+        return tuple(s for s in self.segments if is_prompt(s))
+
+    @property
+    def response(self) -> tuple[Segment, ...]:
+        return tuple(s for s in self.segments if not is_prompt(s))
+
+    @property
+    def num_tokens(self) -> int:
+        """All response tokens, control and injected ones included."""
+        return sum(len(s) for s in self.response)
+
+    @property
+    def num_text_tokens(self) -> int:
+        """Response tokens that are part of the rendered text."""
+        return sum(not m for s in self.response for m in s.markup)
+
+    def of_thread(self, name: str) -> tuple[Segment, ...]:
+        return tuple(s for s in self.segments if s.thread == name)
+
+    @cached_property
+    def critical_path_steps(self) -> int:
+        """The step of the last token drawn by any thread, the first being step 1; 0 for none."""
+        return max((s for row in derived_steps(self) for s in row if s is not None), default=0)
+
+    @property
+    def parallelism(self) -> float:
+        """Response tokens in the rendered text per step of the critical path; 0.0 without steps."""
+        steps = self.critical_path_steps
+        return self.num_text_tokens / steps if steps else 0.0
+
+
+def is_prompt(segment: Segment) -> bool:
+    return bool(segment.origins) and segment.origins[0] == "prompt"
+
+
+def is_drawn(origin: Origin) -> bool:
+    """Whether a token of this origin was drawn by the model, and so cost its thread a step."""
+    return origin in ("sampled", "forced")
+
+
+def derived_steps(trace: Trace) -> list[list[int | None]]:
+    """The step of each drawn token, from structure alone, one list a segment.
+
+    A thread draws one token a step. A forked thread starts after the last step its parent had
+    taken at the fork. The first token of a segment that joins threads is drawn before the wait,
+    the next one after the last drawn token of every joined thread.
+    """
+    rows: list[list[int | None]] = []
+    clock: dict[str, int] = {}
+    parents = {t.name: t.parent for t in trace.threads}
+    last_seen: dict[str, frozenset[int]] = {}
+    for segment in trace.segments:
+        name = segment.thread
+        if name not in clock:
+            clock[name] = clock.get(parents[name] or "", 0)
+            last_seen[name] = segment.sees
+        joined = {
+            trace.segments[k].thread
+            for k in segment.sees - last_seen[name]
+            if trace.segments[k].thread != name
+        }
+        last_seen[name] = segment.sees
+        row: list[int | None] = []
+        waits = bool(joined)
+        for origin in segment.origins:
+            if not is_drawn(origin):
+                row.append(None)
+                continue
+            clock[name] += 1
+            row.append(clock[name])
+            if waits:
+                clock[name] = max([clock[name], *(clock[child] for child in joined)])
+                waits = False
+        rows.append(row)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTokens:
+    """Tokens visible to a response token, itself included; over all response tokens.
+
+    The `generated` figures leave the prompt's tokens out; `dense_mean` is what the mean would be
+    with nothing hidden: prompt + index + 1.
+    """
+
+    mean: float
+    peak: int
+    generated_mean: float
+    generated_peak: int
+    dense_mean: float
+
+
+def live_tokens(trace: Trace) -> LiveTokens:
+    """Live-KV figures of a trace; all zero for an empty response."""
+    prompt = sum(len(s) for s in trace.prompt)
+    lives: list[int] = []
+    generated: list[int] = []
+    for segment in trace.response:
+        seen = sum(len(trace.segments[k]) for k in segment.sees)
+        seen_prompt = sum(
+            len(trace.segments[k]) for k in segment.sees if is_prompt(trace.segments[k])
+        )
+        for i in range(len(segment)):
+            own = len(segment) if segment.kind == "block" else i + 1
+            lives.append(seen + own)
+            generated.append(seen - seen_prompt + own)
+    if not lives:
+        return LiveTokens(0.0, 0, 0.0, 0, 0.0)
+    n = len(lives)
+    return LiveTokens(
+        mean=sum(lives) / n,
+        peak=max(lives),
+        generated_mean=sum(generated) / n,
+        generated_peak=max(generated),
+        dense_mean=prompt + (n + 1) / 2,
+    )
+
+
+def labels(trace: Trace, end_of_sequence: int | None) -> list[list[int | None]]:
+    """What each token is trained to predict, one list a segment; None where nothing is.
+
+    A token predicts the next token of its own thread if the model drew that one; an injected or
+    forced token is no target. The last prompt token predicts the first response token, the last
+    token of `main` predicts `end_of_sequence`. Rows of `block` segments predict nothing here.
+    """
+    targets: list[list[int | None]] = [[None] * len(s) for s in trace.segments]
+    for thread in trace.threads:
+        places = [
+            (s.id, i)
+            for s in trace.of_thread(thread.name)
+            if s.kind == "causal"
+            for i in range(len(s))
+        ]
+        for (s, i), (t, j) in zip(places, places[1:], strict=False):
+            if trace.segments[t].origins[j] == "sampled":
+                targets[s][i] = trace.segments[t].tokens[j]
+        if thread.parent is None and places and end_of_sequence is not None:
+            s, i = places[-1]
+            targets[s][i] = end_of_sequence
+    return targets
+
+
+def text_runs(trace: Trace) -> Iterator[tuple[int, ...]]:
+    """The runs of text tokens in document order. A run ends at markup or where threads change."""
+    run: list[int] = []
+    thread = None
+    for segment in trace.response:
+        if segment.thread != thread:
+            if run:
+                yield tuple(run)
+            run, thread = [], segment.thread
+        for token, markup in zip(segment.tokens, segment.markup, strict=True):
+            if not markup:
+                run.append(token)
+            elif run:
+                yield tuple(run)
+                run = []
+    if run:
+        yield tuple(run)
