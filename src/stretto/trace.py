@@ -136,6 +136,9 @@ def derived_steps(trace: Trace) -> list[list[int | None]]:
         last_seen[name] = segment.sees
         row: list[int | None] = []
         waits = bool(joined)
+        if waits and not is_drawn(segment.origins[0]):
+            clock[name] = max([clock[name], *(clock[child] for child in joined)])
+            waits = False
         for origin in segment.origins:
             if not is_drawn(origin):
                 row.append(None)

@@ -1,0 +1,91 @@
+"""What every dialect provides: a parser of annotated text, and a session that decodes.
+
+A dialect maps tokens to moves (`stretto.effects`) and never touches visibility itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.effects import Move
+from stretto.recorder import OpenThread, Recorder
+from stretto.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """Something malformed in an annotated text. `at`: offset in code points of what it is about."""
+
+    code: str
+    at: int
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What an annotated text means. `text`: annotations removed, never the prompt."""
+
+    trace: Trace
+    text: str
+    issues: tuple[Issue, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Legal:
+    """Which ids a thread may draw next: `mask[id]`, of the vocabulary's size.
+
+    `forced`: the thread's cap has left only these; the token counts as drawn, is no training
+    target, and ends its thread with "length".
+    """
+
+    mask: NDArray[np.bool_]
+    forced: bool = False
+
+
+class Vocabulary(Protocol):
+    """Text to ids and back, with every control token inert in text, and the control ids apart.
+
+    `control` maps a dialect's names for its control tokens to single ids. `size` bounds the ids:
+    the number of rows of the model's output head (ids that no token has are never legal).
+    """
+
+    control: Mapping[str, int]
+    end_ids: frozenset[int]
+
+    @property
+    def size(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a run of text: no prefix inserted, no special or control token recognised."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a run of ids, without clean-up; a control id gives its text form."""
+        ...
+
+
+class Session(Protocol):
+    """One request's dialect state while it decodes. Called for one thread at a time.
+
+    Every method reads threads and never changes them; changes are the returned moves, applied in
+    order. A move list may hold a `Wait`: what follows it is held back until it is satisfied.
+    """
+
+    main_role: str
+
+    def feed(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
+        """A token was drawn (never an end-of-sequence or stop id). Must place it."""
+        ...
+
+    def stopped(self, recorder: Recorder, thread: OpenThread, reason: str) -> list[Move]:
+        """The thread must end: it drew an end or stop id ("stop"), or reached its last position
+        or its cap ("length"). Must end in a `Close`."""
+        ...
+
+    def legal(self, recorder: Recorder, thread: OpenThread) -> Legal | None:
+        """What the thread may draw next; None: anything. Ends of sequence are ids like others."""
+        ...

@@ -1,0 +1,71 @@
+"""`manifest.json`: what a converted model was made from, and the size and hash of its files."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import ModelUnavailable
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+def sha256_of(path: Path) -> str:
+    """Return the hex SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(folder: Path, *, name: str, source: Mapping[str, str]) -> None:
+    """Describe every file in `folder`, which must be complete and flat, in its manifest."""
+    files = {
+        path.name: {"size_bytes": path.stat().st_size, "sha256": sha256_of(path)}
+        for path in sorted(folder.iterdir())
+    }
+    content = {"format": FORMAT, "name": name, "source": dict(source), "files": files}
+    (folder / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of `folder`; raises `ModelUnavailable` if it is unreadable."""
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] != FORMAT or not isinstance(content["files"], dict):
+            raise ValueError(f"format {content['format']!r}, expected {FORMAT}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelUnavailable(
+            f"{path} is missing or damaged ({error}); `stretto model pull` rebuilds it"
+        ) from error
+    return dict(content)
+
+
+def verify_manifest(folder: Path, *, hashes: bool) -> None:
+    """Compare the files of `folder` with its manifest: sizes always, SHA-256 if `hashes`.
+
+    Raises `ModelUnavailable` naming the first file that differs.
+    """
+    remedy = "`stretto model pull` rebuilds the model"
+    for name, known in read_manifest(folder)["files"].items():
+        path = folder / name
+        size_bytes = path.stat().st_size if path.is_file() else None
+        if size_bytes != known["size_bytes"]:
+            found = "missing" if size_bytes is None else f"{size_bytes:,} bytes"
+            raise ModelUnavailable(
+                f"{path} is {found}, expected {known['size_bytes']:,} bytes; {remedy}"
+            )
+        if hashes and (found := sha256_of(path)) != known["sha256"]:
+            raise ModelUnavailable(
+                f"{path} is corrupt: its sha256 is {found}, expected {known['sha256']}; {remedy}"
+            )
+
+
+def is_intact(folder: Path) -> bool:
+    """Tell whether `folder` is there and agrees with its manifest, hashes included."""
+    try:
+        verify_manifest(folder, hashes=True)
+    except ModelUnavailable:
+        return False
+    return True

@@ -1,0 +1,321 @@
+"""The recorder grows a trace: the one place where moves become segments, views and positions.
+
+Parsing an annotated text and decoding with a model drive the same recorder, so a model runs under
+exactly the visibility it was trained under. It knows no dialect and no tensor.
+
+While decoding, a token is first placed and later *fed* to the model. The recorder keeps what is
+unfed, tells which segments nobody can see any more (`released`), and logs each view's changes so
+that an engine can follow them without rebuilding anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from stretto.effects import Cut, Effect, Evict, Fork, Join, Place, Reveal
+from stretto.trace import Kind, Origin, Segment, Thread, Trace
+
+MAIN = "main"
+
+
+@dataclass(slots=True, eq=False)
+class OpenSegment:
+    """A segment under way. `handle` is its index in the recorder, stable while it decodes."""
+
+    handle: int
+    thread: str
+    kind: Kind
+    role: str
+    sees: tuple[int, ...] = ()
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    markup: list[bool] = field(default_factory=list)
+    steps: list[int | None] = field(default_factory=list)
+    children: list[str] = field(default_factory=list)
+    viewers: int = 0
+    released: bool = False
+
+
+ViewChange = tuple[Literal["see", "hide", "cut"], int]
+"""see/hide: a whole segment enters or leaves the view. cut: the own segment is closed, and seen."""
+
+
+@dataclass(slots=True, frozen=True)
+class Unfed:
+    """A placed token the model has not consumed: its segment, index, and the view it had then."""
+
+    segment: int
+    index: int
+    view_version: int
+
+
+@dataclass(slots=True, eq=False)
+class OpenThread:
+    """A thread under way. `sees` are the segments its next token sees besides `own`."""
+
+    name: str
+    parent: str | None
+    topic: str | None
+    role: str
+    next_position: int
+    own: OpenSegment
+    cap: int | None = None
+    joins: bool = True
+    sees: dict[int, None] = field(default_factory=dict)
+    segments: list[int] = field(default_factory=list)
+    changes: list[ViewChange] = field(default_factory=list)
+    unfed: list[Unfed] = field(default_factory=list)
+    deferred: list[int] = field(default_factory=list)
+    claims: dict[str, list[int]] = field(default_factory=dict)
+    num_drawn: int = 0
+    num_tentative: int = 0
+    finish_reason: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.finish_reason is None
+
+    @property
+    def remaining(self) -> int | None:
+        """How many tokens the thread may still draw under its own cap; None without one."""
+        return None if self.cap is None else self.cap - self.num_drawn
+
+
+class Recorder:
+    """Applies moves to threads and remembers everything needed for the trace.
+
+    `max_positions`: model positions; a token that would lie beyond stands at the last one, and
+    `at_last_position` tells that its thread must end. None: no limit.
+    """
+
+    def __init__(self, prompt: list[int], role: str, max_positions: int | None = None) -> None:
+        self.max_positions = max_positions
+        self.segments: list[OpenSegment] = []
+        self.threads: dict[str, OpenThread] = {}
+        self.released: list[int] = []
+        self.entries_touched = 0
+        own = self._new_segment(MAIN, "prompt")
+        main = self.threads[MAIN] = OpenThread(MAIN, None, None, "prompt", 0, own)
+        self._adopt(main, own)
+        for token in prompt:
+            self.place(main, Place(token, "prompt", markup=True))
+        self.cut(main, Cut(role=role))
+
+    # -- moves ---------------------------------------------------------------------------------
+
+    def place(self, thread: OpenThread, move: Place, step: int | None = None) -> OpenSegment:
+        """Puts a token at the thread's next position, in its open segment."""
+        own = thread.own
+        if not own.tokens:
+            own.sees = tuple(thread.sees)
+            own.role = thread.role
+        position = thread.next_position
+        if self.max_positions is not None:
+            position = min(position, self.max_positions - 1)
+        own.tokens.append(move.token)
+        own.positions.append(position)
+        own.origins.append(move.origin)
+        own.markup.append(move.markup)
+        own.steps.append(step)
+        thread.next_position = position + 1
+        thread.num_tentative = thread.num_tentative + 1 if move.tentative else 0
+        thread.unfed.append(Unfed(own.handle, len(own.tokens) - 1, len(thread.changes)))
+        self.entries_touched += 1
+        return own
+
+    def at_last_position(self, thread: OpenThread) -> bool:
+        return self.max_positions is not None and thread.next_position >= self.max_positions
+
+    def reveal(self, thread: OpenThread, move: Reveal) -> None:
+        """Turns the thread's last tokens into text, across segments if need be."""
+        left = move.count
+        for handle in reversed(thread.segments):
+            markup = self.segments[handle].markup
+            for i in range(len(markup) - 1, -1, -1):
+                if not left:
+                    break
+                markup[i] = False
+                left -= 1
+        thread.num_tentative = 0
+
+    def apply(self, thread: OpenThread, effect: Effect) -> None:
+        """Applies an effect other than Wait and Close, which are the scheduler's to honour."""
+        match effect:
+            case Cut():
+                self.cut(thread, effect)
+            case Fork():
+                self.fork(thread, effect)
+            case Join():
+                self.join(thread, effect)
+            case Evict():
+                self.evict(thread, effect.segment)
+            case _:
+                raise TypeError(f"the recorder does not apply {effect!r}")
+
+    def cut(self, thread: OpenThread, effect: Cut) -> None:
+        if thread.own.tokens:
+            old, new = thread.own, self._new_segment(thread.name, thread.role)
+            thread.sees[old.handle] = None
+            self._log(thread, "cut", old.handle)
+            thread.own = new
+            self._adopt(thread, new)
+        if effect.role is not None:
+            thread.role = effect.role
+        if effect.position is not None:
+            thread.next_position = effect.position
+
+    def fork(self, parent: OpenThread, effect: Fork) -> OpenThread:
+        """Opens the child and places its injected tokens; returns it."""
+        if effect.child in self.threads:
+            raise ValueError(f"thread {effect.child!r} exists already")
+        position = parent.next_position if effect.position is None else effect.position
+        at_own = parent.own.tokens or len(parent.segments) == 1
+        forked_at = parent.own if at_own else self.segments[parent.segments[-2]]
+        self.cut(parent, Cut(position=effect.resume))
+        own = self._new_segment(effect.child, effect.role)
+        child = OpenThread(
+            effect.child, parent.name, effect.topic, effect.role, position, own,
+            cap=effect.cap, joins=effect.joins,
+        )  # fmt: skip
+        self.threads[effect.child] = child
+        forked_at.children.append(effect.child)
+        for handle in parent.sees:
+            if handle not in effect.evict:
+                self._see(child, handle)
+        self._adopt(child, own)
+        num_markup = len(effect.inject) if effect.inject_markup is None else effect.inject_markup
+        for i, token in enumerate(effect.inject):
+            self.place(child, Place(token, "injected", markup=i < num_markup))
+        return child
+
+    def join(self, parent: OpenThread, effect: Join) -> None:
+        self.cut(parent, Cut())
+        for name in effect.children:
+            if self.threads[name].is_open:
+                raise ValueError(f"thread {name!r} is joined before it is closed")
+            for handle in parent.claims.pop(name, ()):
+                self._see(parent, handle)
+                self._drop_viewer(handle)
+        if effect.rebase:
+            seen = [max(self.segments[h].positions, default=-1) for h in parent.sees]
+            parent.next_position = 1 + max(seen, default=-1)
+
+    def evict(self, thread: OpenThread, handle: int) -> None:
+        if handle == thread.own.handle or handle not in thread.sees:
+            raise ValueError(f"thread {thread.name!r} evicts segment {handle}, which it cannot see")
+        self.cut(thread, Cut())
+        del thread.sees[handle]
+        self._log(thread, "hide", handle)
+        self._let_go(thread, handle)
+
+    def close(self, thread: OpenThread, reason: str) -> None:
+        """Ends a thread. What it wrote stays claimed while its parent may still join it."""
+        if not thread.is_open:
+            return
+        thread.finish_reason = reason
+        parent = self.threads[thread.parent] if thread.parent is not None else None
+        if parent is not None and parent.is_open and thread.joins:
+            kept = [h for h in thread.segments if h in thread.sees or h == thread.own.handle]
+            parent.claims[thread.name] = kept
+            for handle in kept:
+                self.segments[handle].viewers += 1
+        for handle in [*thread.sees, thread.own.handle]:
+            self._let_go(thread, handle)
+        for handles in thread.claims.values():
+            for handle in handles:
+                self._drop_viewer(handle)
+        thread.claims.clear()
+
+    # -- feeding -------------------------------------------------------------------------------
+
+    def fed(self, thread: OpenThread, count: int) -> None:
+        """The model has consumed the thread's first `count` unfed tokens."""
+        del thread.unfed[:count]
+        if not thread.unfed:
+            for handle in thread.deferred:
+                self._drop_viewer(handle)
+            thread.deferred.clear()
+
+    def take_released(self) -> list[int]:
+        """Handles of segments that no open thread and no pending join can see any more."""
+        released, self.released = self.released, []
+        return released
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def document_order(self) -> Iterator[OpenSegment]:
+        """Non-empty segments: a thread's in order, forked threads after where they forked."""
+        stack = [iter(self.threads[MAIN].segments)]
+        while stack:
+            handle = next(stack[-1], None)
+            if handle is None:
+                stack.pop()
+                continue
+            segment = self.segments[handle]
+            if segment.tokens:
+                yield segment
+            for child in reversed(segment.children):
+                stack.append(iter(self.threads[child].segments))
+
+    def freeze(self) -> Trace:
+        """The trace so far, segments renumbered in document order."""
+        order = list(self.document_order())
+        ids = {s.handle: i for i, s in enumerate(order)}
+        segments = tuple(
+            Segment(
+                id=ids[s.handle],
+                thread=s.thread,
+                kind=s.kind,
+                role=s.role,
+                sees=frozenset(ids[h] for h in s.sees if h in ids),
+                tokens=tuple(s.tokens),
+                positions=tuple(s.positions),
+                origins=tuple(s.origins),
+                markup=tuple(s.markup),
+                steps=tuple(s.steps),
+            )
+            for s in order
+        )
+        threads = tuple(
+            Thread(t.name, t.parent, t.topic, t.finish_reason) for t in self.threads.values()
+        )
+        return Trace(segments, threads)
+
+    # -- internals -----------------------------------------------------------------------------
+
+    def _new_segment(self, thread: str, role: str) -> OpenSegment:
+        segment = OpenSegment(len(self.segments), thread, "causal", role)
+        self.segments.append(segment)
+        return segment
+
+    def _adopt(self, thread: OpenThread, own: OpenSegment) -> None:
+        thread.segments.append(own.handle)
+        own.viewers += 1
+
+    def _see(self, thread: OpenThread, handle: int) -> None:
+        if handle in thread.sees:
+            return
+        thread.sees[handle] = None
+        self.segments[handle].viewers += 1
+        self._log(thread, "see", handle)
+
+    def _log(self, thread: OpenThread, what: Literal["see", "hide", "cut"], handle: int) -> None:
+        thread.changes.append((what, handle))
+        self.entries_touched += 1
+
+    def _let_go(self, thread: OpenThread, handle: int) -> None:
+        """The thread stops seeing a segment, once what it has placed before is fed."""
+        if thread.unfed:
+            thread.deferred.append(handle)
+        else:
+            self._drop_viewer(handle)
+
+    def _drop_viewer(self, handle: int) -> None:
+        segment = self.segments[handle]
+        segment.viewers -= 1
+        if segment.viewers == 0 and not segment.released:
+            segment.released = True
+            self.released.append(handle)
