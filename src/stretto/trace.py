@@ -6,6 +6,7 @@ critical path are all derived from `visible` or from the `sees` sets that define
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -208,7 +209,7 @@ def labels(trace: Trace, end_of_sequence: int | None) -> list[list[int | None]]:
             if s.kind == "causal"
             for i in range(len(s))
         ]
-        for (s, i), (t, j) in zip(places, places[1:], strict=False):
+        for (s, i), (t, j) in itertools.pairwise(places):
             if trace.segments[t].origins[j] == "sampled":
                 targets[s][i] = trace.segments[t].tokens[j]
         if thread.parent is None and places and end_of_sequence is not None:
