@@ -1,0 +1,1 @@
+"""The runtime: one pool, one scheduler, one sampler, for every dialect."""

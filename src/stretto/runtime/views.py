@@ -1,0 +1,135 @@
+"""Views: what one thread may attend in the pool, as the page lists of whole segments.
+
+A view is never rebuilt per token. It is the thread's own log of changes (`OpenThread.changes`)
+over the request's slot lists; an engine follows the log with a cursor of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.recorder import OpenSegment, OpenThread
+from stretto.runtime.pool import SlotList
+
+
+@dataclass(slots=True, eq=False)
+class View:
+    """One thread's view. `slots` maps the request's segment handles to their slots.
+
+    `epoch` changes when slots move (a preempted request comes back elsewhere): then a cursor
+    must start again. `cursor` belongs to the engine.
+    """
+
+    thread: OpenThread
+    slots: dict[int, SlotList]
+    epoch: int = 0
+    cursor: Cursor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Consecutive rows of one pass: tokens `start`, `start+1`, … of one segment.
+
+    Their keys and values go to `slots`. They see what the view saw after `version` changes, and
+    of their own segment what `visible` allows. The last `num_logits` rows' logits are wanted.
+    """
+
+    view: View
+    version: int
+    segment: OpenSegment
+    start: int
+    tokens: list[int]
+    positions: list[int]
+    slots: list[int]
+    num_logits: int
+
+
+@dataclass(slots=True, eq=False)
+class Cursor:
+    """The visible slots of one view as a bitmap, brought forward along its log of changes."""
+
+    bitmap: NDArray[np.bool_]
+    epoch: int
+    version: int = 0
+    seen: dict[int, list[int]] = field(default_factory=dict)
+    own: int = -1
+    num_own: int = 0
+
+    def advance(self, view: View, version: int, own: int, start: int) -> None:
+        """Brings the bitmap to `version`, with the first `start` slots of segment `own`."""
+        while self.version < version:
+            what, handle = view.thread.changes[self.version]
+            self.version += 1
+            if what == "hide":
+                self.bitmap[self.seen.pop(handle)] = False
+            else:
+                done = self.num_own if what == "cut" and handle == self.own else 0
+                slots = self.seen[handle] = view.slots[handle].slots
+                self.bitmap[slots[done:]] = True
+        if own != self.own:
+            self.own, self.num_own = own, 0
+        if self.num_own < start:
+            self.bitmap[view.slots[own].slots[self.num_own : start]] = True
+            self.num_own = start
+
+    def extend(self, slots: list[int]) -> None:
+        """The next slots of the own segment become visible."""
+        self.bitmap[slots] = True
+        self.num_own += len(slots)
+
+
+def mask_rows(runs: list[Run], num_slots: int) -> NDArray[np.bool_]:
+    """Rows x slots: which pool slots each row of a pass may attend.
+
+    The plain form of `trace.visible` in slots. Columns end at the last slot any row sees.
+    """
+    rows = np.empty((sum(len(r.tokens) for r in runs), num_slots), dtype=np.bool_)
+    at = 0
+    for run in runs:
+        cursor = run.view.cursor
+        if cursor is None or cursor.epoch != run.view.epoch:
+            cursor = Cursor(np.zeros(num_slots, dtype=np.bool_), run.view.epoch)
+            run.view.cursor = cursor
+        cursor.advance(run.view, run.version, run.segment.handle, run.start)
+        n = len(run.tokens)
+        block = rows[at : at + n]
+        block[:] = cursor.bitmap
+        sees_own = np.ones((n, n), dtype=np.bool_)
+        block[:, run.slots] = sees_own if run.segment.kind == "block" else np.tril(sees_own)
+        cursor.extend(run.slots)
+        at += n
+    width = int(np.flatnonzero(rows.any(axis=0))[-1]) + 1
+    return rows[:, :width]
+
+
+def runs_of(view: View, segments: list[OpenSegment], limit: int, wants_logits: bool) -> list[Run]:
+    """The runs that feed a thread's first `limit` unfed tokens; their slots must be allocated."""
+    unfed = view.thread.unfed[:limit]
+    whole = len(unfed) == len(view.thread.unfed)
+    runs: list[Run] = []
+    for (handle, version), group in groupby(unfed, lambda u: (u.segment, u.view_version)):
+        indices = [u.index for u in group]
+        start, stop = indices[0], indices[-1] + 1
+        segment = segments[handle]
+        runs.append(
+            Run(
+                view=view,
+                version=version,
+                segment=segment,
+                start=start,
+                tokens=segment.tokens[start:stop],
+                positions=segment.positions[start:stop],
+                slots=view.slots[handle].slots[start:stop],
+                num_logits=int(
+                    wants_logits
+                    and whole
+                    and indices[-1] == unfed[-1].index
+                    and handle == unfed[-1].segment
+                ),
+            )
+        )
+    return runs
