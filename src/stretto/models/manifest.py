@@ -28,44 +28,42 @@ def write_manifest(folder: Path, *, name: str, source: Mapping[str, str]) -> Non
     (folder / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of `folder`; raises `ModelUnavailable` if it is unreadable."""
+def read_manifest(folder: Path, *, remedy: str) -> dict[str, Any]:
+    """Return the manifest of `folder`; raises `ModelUnavailable`, ending in `remedy`."""
     path = folder / MANIFEST
     try:
         content = json.loads(path.read_bytes())
         if content["format"] != FORMAT or not isinstance(content["files"], dict):
             raise ValueError(f"format {content['format']!r}, expected {FORMAT}")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelUnavailable(
-            f"{path} is missing or damaged ({error}); `stretto model pull` rebuilds it"
-        ) from error
+        raise ModelUnavailable(f"{path} is missing or damaged ({error}); {remedy}") from error
     return dict(content)
 
 
-def verify_manifest(folder: Path, *, hashes: bool) -> None:
+def verify_manifest(folder: Path, *, pull_name: str, hashes: bool = True) -> None:
     """Compare the files of `folder` with its manifest: sizes always, SHA-256 if `hashes`.
 
-    Raises `ModelUnavailable` naming the first file that differs.
+    Raises `ModelUnavailable` for the first file that differs; its way out is to pull `pull_name`.
     """
-    remedy = "`stretto model pull` rebuilds the model"
-    for name, known in read_manifest(folder)["files"].items():
+    remedy = f"`stretto model pull {pull_name}` rebuilds it"
+    for name, known in read_manifest(folder, remedy=remedy)["files"].items():
         path = folder / name
         size_bytes = path.stat().st_size if path.is_file() else None
         if size_bytes != known["size_bytes"]:
-            found = "missing" if size_bytes is None else f"{size_bytes:,} bytes"
+            found = "missing" if size_bytes is None else f"{size_bytes:,} bytes long"
             raise ModelUnavailable(
                 f"{path} is {found}, expected {known['size_bytes']:,} bytes; {remedy}"
             )
-        if hashes and (found := sha256_of(path)) != known["sha256"]:
+        if hashes and (digest := sha256_of(path)) != known["sha256"]:
             raise ModelUnavailable(
-                f"{path} is corrupt: its sha256 is {found}, expected {known['sha256']}; {remedy}"
+                f"{path} is corrupt: its sha256 is {digest}, expected {known['sha256']}; {remedy}"
             )
 
 
 def is_intact(folder: Path) -> bool:
     """Tell whether `folder` is there and agrees with its manifest, hashes included."""
     try:
-        verify_manifest(folder, hashes=True)
+        verify_manifest(folder, pull_name="")
     except ModelUnavailable:
         return False
     return True

@@ -1,0 +1,72 @@
+"""`stretto model`: fetch models, and say what is there."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stretto.models.embedded import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from stretto.models import ResolvedModel
+
+app = typer.Typer(no_args_is_help=True, help="Fetch models, and say what is there.")
+
+Name = Annotated[str, typer.Argument(help="A model name, folder, .gguf file or hub org/model.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Also hash the weights and print it.")]
+
+
+@app.command()
+def pull(name: Name = DEFAULT_MODEL) -> None:
+    """Fetch a model, convert it if needed, and print its folder. Damaged copies are rebuilt."""
+    from stretto import models
+
+    typer.echo(models.pull(name).path)
+
+
+@app.command()
+def info(name: Name = DEFAULT_MODEL, as_json: AsJson = False, verify: Verify = False) -> None:
+    """Describe a model that is on this disk. Nothing is fetched."""
+    from stretto import models
+
+    facts = _facts(models.resolve(name, offline=True), hashed=verify)
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    for key, value in facts.items():
+        shown = f"{value:,}" if isinstance(value, int) else json.dumps(value).strip('"')
+        typer.echo(f"{key:<15} {shown}")
+
+
+def _facts(model: "ResolvedModel", *, hashed: bool) -> dict[str, Any]:
+    """Return what `model info` prints; `sha256` holds one hash per weight file, or null."""
+    from stretto.models.manifest import sha256_of
+    from stretto.models.weights import weight_files
+
+    hashes = {path.name: sha256_of(path) for path in weight_files(model.path)} if hashed else None
+    return {
+        "name": model.name,
+        "path": str(model.path),
+        "source": model.source,
+        **asdict(model.facts),
+        "sha256": hashes,
+    }
+
+
+@app.command("list")
+def list_models(as_json: AsJson = False) -> None:
+    """List the models in Stretto's own cache."""
+    from stretto.models.cache import models_root
+    from stretto.models.listing import cached_models
+
+    found = cached_models()
+    if as_json:
+        typer.echo(json.dumps([{**asdict(model), "path": str(model.path)} for model in found]))
+        return
+    if not found:
+        typer.echo(f"no models in {models_root()}; `stretto model pull` fetches one", err=True)
+    for model in found:
+        state = f"{model.size_bytes / 1e6:.0f} MB" if model.problem is None else model.problem
+        typer.echo(f"{model.name}\t{state}\t{model.path}")

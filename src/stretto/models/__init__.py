@@ -1,0 +1,17 @@
+"""Models: the embedded default, folders, GGUF files, hub names. Importing this loads no torch."""
+
+from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.folder import ModelFacts, inspect_folder
+from stretto.models.loading import load_hf
+from stretto.models.registry import ResolvedModel, is_offline, pull, resolve
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "ModelFacts",
+    "ResolvedModel",
+    "inspect_folder",
+    "is_offline",
+    "load_hf",
+    "pull",
+    "resolve",
+]

@@ -1,0 +1,113 @@
+"""A checked model folder into memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stretto.errors import InvalidInput, ModelUnavailable, UnknownName
+from stretto.models.folder import inspect_folder
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("auto", "float32", "bfloat16")
+HARMLESS_LEFTOVER = "rotary_emb.inv_freq"  # computed, but stored by old checkpoints
+
+
+def load_hf(path: Path, *, dtype: str = "auto", device: str = "cpu") -> tuple[Any, Any]:
+    """Return (model, tokenizer) of the folder `path`, in eval mode on `device`.
+
+    `dtype` is float32, bfloat16 or auto, the stored one. Attention is SDPA; code in the folder is
+    never run and nothing is fetched. Raises `ModelUnavailable` if files are missing, damaged or do
+    not fit the config (a model is never completed with random weights), `Unsupported` for a kind
+    of model that is not run, and `InvalidInput` for an unknown dtype or device.
+    """
+    if dtype not in DTYPES:
+        raise UnknownName("dtype", dtype, list(DTYPES))
+    inspect_folder(path)
+    place = _device(device)
+    with _quiet():
+        model = _load_model(path, dtype, place)
+        tokenizer = _load_tokenizer(path)
+    return model, tokenizer
+
+
+def _device(name: str) -> "torch.device":
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+        return torch.device(name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidInput(f"device {name!r} cannot be used ({reason}); try 'cpu'") from error
+
+
+def _load_model(path: Path, dtype: str, device: "torch.device") -> Any:
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            str(path),
+            dtype=dtype,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise _unloadable(path, error) from error
+    _check_all_used(path, found)
+    return model.to(device).eval()
+
+
+def _load_tokenizer(path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(path), trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # `tokenizers` raises bare Exception for a damaged file
+        raise _unloadable(path, error) from error
+
+
+def _unloadable(path: Path, error: Exception) -> ModelUnavailable:
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    return ModelUnavailable(f"cannot load {path}: {reason}; copy or download the model again")
+
+
+def _check_all_used(path: Path, found: dict[str, Any]) -> None:
+    """Refuse a folder whose tensors are not exactly those of its config."""
+    unexpected = {name for name in found["unexpected_keys"] if HARMLESS_LEFTOVER not in name}
+    problems = {
+        "lacks": set(found["missing_keys"]),
+        "has unknown": unexpected,
+        "has misshapen": {str(key) for key in found["mismatched_keys"]},
+    }
+    for what, names in problems.items():
+        if names:
+            raise ModelUnavailable(
+                f"{path} does not fit its config.json: it {what} tensors, e.g. {min(names)}"
+                f" ({len(names)} in all); copy or download the model again"
+            )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence transformers' log and progress bars, and restore both."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,151 @@
+"""Names of models and what they stand for: a local folder that is checked and ready to load."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from stretto.errors import ModelUnavailable, UnknownName
+from stretto.models import embedded, gguf_cache
+from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.folder import ModelFacts, inspect_folder
+from stretto.models.progress import Report, shown_on_stderr
+
+Source = Literal["embedded", "folder", "gguf", "hub"]
+
+HUB_FILES = ["*.safetensors", "*.json", "merges.txt", "*.jinja"]  # data only: no pickles, no code
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+ON = frozenset({"1", "true", "yes", "on"})
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A model on this disk. `path` is a folder for transformers; `name` is how it was asked for."""
+
+    name: str
+    path: Path
+    source: Source
+    facts: ModelFacts
+
+    @property
+    def size_bytes(self) -> int:
+        return self.facts.size_bytes
+
+
+def is_offline(offline: bool | None = None) -> bool:
+    """Return `offline`, or if unset whether STRETTO_OFFLINE or HF_HUB_OFFLINE is on."""
+    if offline is not None:
+        return offline
+    names = ("STRETTO_OFFLINE", "HF_HUB_OFFLINE")
+    return any(os.environ.get(name, "").strip().lower() in ON for name in names)
+
+
+def resolve(
+    name_or_path: str | os.PathLike[str] = DEFAULT_MODEL,
+    *,
+    offline: bool | None = None,
+    report: Report | None = None,
+) -> ResolvedModel:
+    """Return the model that `name_or_path` stands for, fetching or converting it if needed.
+
+    Tried in this order: the name of the embedded model, an existing folder, a GGUF file, a hub
+    name `org/model`. Offline, what is not on this disk already is refused. Converted models are
+    compared with the hashes in their manifest at each call. Progress goes to `report`, by default
+    to stderr. Raises `UnknownName`, `ModelUnavailable` or `Unsupported`.
+    """
+    name = os.fspath(name_or_path)
+    with _reporting(report) as reporter:
+        path, source = _locate(name, is_offline(offline), reporter)
+    return ResolvedModel(name, path, source, inspect_folder(path))
+
+
+def pull(
+    name_or_path: str | os.PathLike[str] = DEFAULT_MODEL,
+    *,
+    offline: bool | None = None,
+    report: Report | None = None,
+) -> ResolvedModel:
+    """Like `resolve`, but a converted model whose cached files are damaged is built again."""
+    name = os.fspath(name_or_path)
+    with _reporting(report) as reporter:
+        if name == DEFAULT_MODEL and not is_offline(offline):
+            embedded.pull(reporter)
+        elif (path := _gguf_path(name)) is not None:
+            gguf_cache.converted(path, reporter, repair=True)
+        return resolve(name, offline=offline, report=reporter)
+
+
+def _locate(name: str, offline: bool, report: Report) -> tuple[Path, Source]:
+    if name == DEFAULT_MODEL:
+        return _embedded(offline, report), "embedded"
+    path = Path(name).expanduser()
+    if name and path.is_dir():
+        return path.resolve(), "folder"
+    if (file := _gguf_path(name)) is not None:
+        return gguf_cache.converted(file, report), "gguf"
+    if path.is_file():
+        raise ModelUnavailable(f"{path} is neither a folder nor a .gguf file; give one of them")
+    if path.is_absolute() or name.startswith((".", "~")):
+        raise ModelUnavailable(f"no model at {path}; give a folder with a config.json")
+    if HUB_NAME.fullmatch(name):
+        return _hub(name, offline), "hub"
+    raise UnknownName("model or folder", name, [DEFAULT_MODEL])
+
+
+def _embedded(offline: bool, report: Report) -> Path:
+    if not offline and not embedded.folder().exists():
+        return embedded.pull(report)
+    return embedded.verified()
+
+
+def _gguf_path(name: str) -> Path | None:
+    """Return the GGUF file that `name` is a path of; None if it is no such path at all."""
+    path = Path(name).expanduser()
+    if path.suffix.lower() != ".gguf" or path.is_dir():
+        return None
+    if not path.is_file():
+        raise ModelUnavailable(f"no file {path}; check the path")
+    return path.resolve()
+
+
+@contextmanager
+def _reporting(report: Report | None) -> Iterator[Report]:
+    if report is not None:
+        yield report
+    else:
+        with shown_on_stderr() as shown:
+            yield shown
+
+
+def _hub(name: str, offline: bool) -> Path:
+    """Return the hub's local snapshot of `name`, downloading what is missing unless offline."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(_snapshot()(name, allow_patterns=HUB_FILES, local_files_only=offline))
+    except LocalEntryNotFoundError as error:
+        if offline:
+            raise ModelUnavailable(
+                f"no folder {name!r} here and no hub model of that name on this disk, and offline"
+                " mode is on; unset STRETTO_OFFLINE and HF_HUB_OFFLINE once to fetch it"
+            ) from error
+        raise _not_fetched(name, error) from error
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise _not_fetched(name, error) from error
+
+
+def _snapshot() -> Callable[..., str]:
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download
+
+
+def _not_fetched(name: str, error: Exception) -> ModelUnavailable:
+    first_line = next((line for line in str(error).splitlines() if line.strip()), "no answer")
+    return ModelUnavailable(
+        f"no folder {name!r} here, and the hub did not give a model of that name:"
+        f" {first_line.strip()}; check the name and the network"
+    )
