@@ -23,7 +23,7 @@ REFUSED_ROPE_TYPES = ("dynamic", "longrope")
 """RoPE types whose frequencies depend on all positions of a batch: rows would not be isolated."""
 
 
-class PoolCache(Cache):
+class PoolCache(Cache):  # type: ignore[misc]  # transformers is untyped
     """Keys and values of all slots, zero-filled: a masked NaN would leak through the values.
 
     `update` writes a pass's rows to `slots` and returns the pool up to `width`.
@@ -85,7 +85,8 @@ class HFEngine:
         positions = self._tensor([p for r in runs for p in r.positions])
         slots = self._tensor([s for r in runs for s in r.slots])
         mask = torch.from_numpy(mask_rows(runs, self.num_slots)).to(self.device)
-        keep, at = [], 0
+        keep: list[int] = []
+        at = 0
         for run in runs:
             at += len(run.tokens)
             keep += range(at - run.num_logits, at)

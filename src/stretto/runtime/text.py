@@ -1,0 +1,121 @@
+"""From ids to text, incrementally and in document order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from stretto.recorder import MAIN, OpenThread, Recorder
+
+Decode = Callable[[Sequence[int]], str]
+INCOMPLETE = "\ufffd"
+
+
+class Detokenizer:
+    """Decodes one run of ids as it grows. A character is given out when its last byte is there."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._held: list[int] = []
+
+    def push(self, token: int) -> str:
+        self._held.append(token)
+        text = self._decode(self._held)
+        if text.endswith(INCOMPLETE):
+            return ""
+        self._held = []
+        return text
+
+    def flush(self) -> str:
+        """The run ends: what is held becomes text, replacement characters included."""
+        held, self._held = self._held, []
+        return self._decode(held) if held else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a text token's characters begin in the rendered text."""
+
+    thread: str
+    origin: str
+    start: int
+    is_held: bool
+    """The token only completes, or begins, a character that other tokens share."""
+
+
+class Document:
+    """The rendered text up to the first place where an open thread can still write."""
+
+    def __init__(self, recorder: Recorder, decode: Decode) -> None:
+        self._recorder = recorder
+        self._detokenizer = Detokenizer(decode)
+        self._walk = self._walk_thread(recorder.threads[MAIN])
+        self._is_over = False
+        self.text = ""
+        self.spans: list[Span] = []
+
+    def settle(self) -> str:
+        """Reads on as far as the text is settled; returns what that added."""
+        start = len(self.text)
+        if not self._is_over:
+            self._is_over = next(self._walk, None) is None
+            if self._is_over:
+                self.text += self._detokenizer.flush()
+        return self.text[start:]
+
+    def _walk_thread(self, thread: OpenThread) -> Iterator[bool]:
+        """Consumes a thread's segments and the threads forked where they end; yields where the
+        text is not settled yet."""
+        recorder = self._recorder
+        ordinal = 0
+        while ordinal < len(thread.segments):
+            segment = recorder.segments[thread.segments[ordinal]]
+            index = 0
+            while True:
+                stop = len(segment.tokens)
+                is_last = segment is thread.own
+                if is_last:
+                    stop -= min(stop, thread.num_tentative)
+                while index < stop:
+                    self._consume(thread, segment.handle, index)
+                    index += 1
+                if not (is_last and thread.is_open):
+                    break
+                yield True
+            while index < len(segment.tokens):
+                self._consume(thread, segment.handle, index)
+                index += 1
+            for child in segment.children:
+                self.text += self._detokenizer.flush()
+                yield from self._walk_thread(recorder.threads[child])
+                self.text += self._detokenizer.flush()
+            ordinal += 1
+
+    def _consume(self, thread: OpenThread, handle: int, index: int) -> None:
+        segment = self._recorder.segments[handle]
+        if segment.origins[index] == "prompt" or segment.markup[index]:
+            self.text += self._detokenizer.flush()
+            return
+        start = len(self.text)
+        added = self._detokenizer.push(segment.tokens[index])
+        self.spans.append(Span(thread.name, segment.origins[index], start, not added))
+        self.text += added
+
+
+class ThreadText:
+    """One thread's own text as it grows, for events; markup ends a run."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._detokenizer = Detokenizer(decode)
+        self.length = 0
+
+    def push(self, token: int, markup: bool) -> str:
+        added = self.flush() if markup else self._grow(self._detokenizer.push(token))
+        return added
+
+    def flush(self) -> str:
+        return self._grow(self._detokenizer.flush())
+
+    def _grow(self, added: str) -> str:
+        self.length += len(added)
+        return added
