@@ -45,11 +45,16 @@ ViewChange = tuple[Literal["see", "hide", "cut"], int]
 
 @dataclass(slots=True, frozen=True)
 class Unfed:
-    """A placed token the model has not consumed: its segment, index, and the view it had then."""
+    """A placed token the model has not consumed: its segment, index, and the view it had then.
+
+    `order` counts placements over all threads: a token sees only tokens of lower order (or of its
+    own block), so feeding in this order never reads what is not written yet.
+    """
 
     segment: int
     index: int
     view_version: int
+    order: int
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +102,7 @@ class Recorder:
         self.threads: dict[str, OpenThread] = {}
         self.released: list[int] = []
         self.entries_touched = 0
+        self.num_placed = 0
         own = self._new_segment(MAIN, "prompt")
         main = self.threads[MAIN] = OpenThread(MAIN, None, None, "prompt", 0, own)
         self._adopt(main, own)
@@ -122,7 +128,9 @@ class Recorder:
         own.steps.append(step)
         thread.next_position = position + 1
         thread.num_tentative = thread.num_tentative + 1 if move.tentative else 0
-        thread.unfed.append(Unfed(own.handle, len(own.tokens) - 1, len(thread.changes)))
+        unfed = Unfed(own.handle, len(own.tokens) - 1, len(thread.changes), self.num_placed)
+        thread.unfed.append(unfed)
+        self.num_placed += 1
         self.entries_touched += 1
         return own
 

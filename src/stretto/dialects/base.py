@@ -78,12 +78,18 @@ class Session(Protocol):
     main_role: str
 
     def feed(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
-        """A token was drawn (never an end-of-sequence or stop id). Must place it."""
+        """A token was drawn (never an end-of-sequence or stop id), and `thread.num_drawn` counts
+        it already. Must place it."""
         ...
 
     def stopped(self, recorder: Recorder, thread: OpenThread, reason: str) -> list[Move]:
         """The thread must end: it drew an end or stop id ("stop"), or reached its last position
         or its cap ("length"). Must end in a `Close`."""
+        ...
+
+    def cut_off(self, recorder: Recorder, thread: OpenThread) -> list[Move]:
+        """The request ends (budget, stop string, cancelled) with this thread open: only a
+        `Reveal` of what was tentative may be returned. The caller closes the thread."""
         ...
 
     def legal(self, recorder: Recorder, thread: OpenThread) -> Legal | None:

@@ -24,6 +24,9 @@ class PlainSession:
     def stopped(self, recorder: Recorder, thread: OpenThread, reason: str) -> list[Move]:
         return [Close(reason)]
 
+    def cut_off(self, recorder: Recorder, thread: OpenThread) -> list[Move]:
+        return []
+
     def legal(self, recorder: Recorder, thread: OpenThread) -> Legal | None:
         return self._legal
 

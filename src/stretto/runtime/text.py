@@ -110,8 +110,7 @@ class ThreadText:
         self.length = 0
 
     def push(self, token: int, markup: bool) -> str:
-        added = self.flush() if markup else self._grow(self._detokenizer.push(token))
-        return added
+        return self.flush() if markup else self._grow(self._detokenizer.push(token))
 
     def flush(self) -> str:
         return self._grow(self._detokenizer.flush())

@@ -1,0 +1,73 @@
+"""Sampling parameters as users give them. Imports no torch: bad values fail before a model loads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from stretto.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a request is decoded.
+
+    `max_tokens` bounds all tokens that all threads of the request draw, control tokens included.
+    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep everything. `repetition_penalty` is
+    over the response tokens visible to the thread. `stop` strings end the request and are cut
+    off; `stop_ids` end the thread that drew them. `max_thread_tokens` caps each forked thread on
+    top of its dialect's cap, `max_forks` their number. Raises `InvalidInput` for a bad value.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = field(default_factory=frozenset)
+    seed: int = 0
+    max_thread_tokens: int | None = None
+    max_forks: int = 64
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_ids", frozenset(self.stop_ids))
+        _check_int("max_tokens", self.max_tokens, 1)
+        _check_int("top_k", self.top_k, 0)
+        _check_int("seed", self.seed, None)
+        _check_int("max_forks", self.max_forks, 0)
+        if self.max_thread_tokens is not None:
+            _check_int("max_thread_tokens", self.max_thread_tokens, 1)
+        _check_real("temperature", self.temperature, 0, math.inf, "0 is greedy")
+        _check_real("top_p", self.top_p, 0, 1, "1 keeps every token", open_low=True)
+        _check_real(
+            "repetition_penalty", self.repetition_penalty, 0, math.inf, "1 is none", open_low=True
+        )
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidInput(f"stop string {text!r} is empty or no text; leave it out")
+        for token in self.stop_ids:
+            _check_int("stop id", token, 0)
+
+
+def _check_int(name: str, value: object, low: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInput(f"{name} must be a whole number, got {value!r}")
+    if low is not None and value < low:
+        raise InvalidInput(f"{name} must be at least {low}, got {value}")
+
+
+def _check_real(
+    name: str, value: object, low: float, high: float, hint: str, open_low: bool = False
+) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value):  # type: ignore[arg-type]
+        raise InvalidInput(f"{name} must be a finite number, got {value!r}; {hint}")
+    inside = low < value <= high if open_low else low <= value <= high  # type: ignore[operator]
+    if not inside:
+        bounds = f"{'above' if open_low else 'at least'} {low}"
+        if high != math.inf:
+            bounds += f" and at most {high}"
+        raise InvalidInput(f"{name} must be {bounds}, got {value!r}; {hint}")

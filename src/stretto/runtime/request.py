@@ -1,0 +1,448 @@
+"""One request: threads under a recorder, with their views, slots, clock, budget and events.
+
+A request has its own clock: its ready threads advance together or not at all, so what it answers
+does not depend on scheduling.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stretto.dialects.base import Legal, Session
+from stretto.effects import Close, Evict, Fork, Join, Move, Place, Reveal, Wait
+from stretto.engines.base import Engine
+from stretto.errors import Unsupported
+from stretto.params import SamplingParams
+from stretto.recorder import MAIN, OpenThread, Recorder
+from stretto.runtime import events
+from stretto.runtime.pool import Pool, SlotList
+from stretto.runtime.sampler import Sampling, draw, uniform
+from stretto.runtime.text import Decode, Document, ThreadText
+from stretto.runtime.views import Run, View, runs_of
+from stretto.trace import is_drawn
+
+Script = Callable[[str, int], int | None]
+"""Forced output: (thread, index of its next drawn token) -> token id, or None to draw it."""
+
+
+@dataclass(slots=True)
+class Timing:
+    """Wall-clock instants of a request, in seconds of `time.perf_counter`."""
+
+    submitted: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None
+    finished: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """What the request keeps for one thread beside the recorder's record."""
+
+    thread: OpenThread
+    view: View
+    text: ThreadText
+    moves: deque[Move] = field(default_factory=deque)
+    num_placed: int = 0
+    unsettled: list[events.Token] = field(default_factory=list)
+    logits: Float[Tensor, "vocab"] | None = None
+
+
+class Request:
+    """A prompt being answered. Driven by the scheduler; readers use `log`, `text` and `recorder`.
+
+    `end_ids` are the model's end-of-sequence ids. `sample` numbers the samples of one prompt.
+    """
+
+    def __init__(
+        self,
+        prompt: list[int],
+        session: Session,
+        params: SamplingParams,
+        *,
+        decode: Decode,
+        end_ids: frozenset[int],
+        max_positions: int,
+        sample: int = 0,
+        script: Script | None = None,
+    ) -> None:
+        self.session = session
+        self.params = params
+        self.sample = sample
+        self.script = script
+        self.log = events.EventLog()
+        self.timing = Timing()
+        self.num_prompt_tokens = len(prompt)
+        self.num_drawn = 0
+        self.step = 0
+        self.num_pages = 0
+        self.peak_pages = 0
+        self.finish_reason: str | None = None
+        self.error: str | None = None
+        self.recorder = Recorder(prompt, session.main_role, max_positions)
+        self.document = Document(self.recorder, decode)
+        self._cut: int | None = None
+        self._stop_ids = end_ids | params.stop_ids
+        self._sampling = Sampling(
+            params.temperature, params.top_k, params.top_p, params.repetition_penalty
+        )
+        self._decode = decode
+        self._slots: dict[int, SlotList] = {}
+        self._lanes: dict[str, _Lane] = {}
+        self._kept: tuple[list[tuple[SlotList, int]], Any] | None = None
+        self._open_lane(self.recorder.threads[MAIN], at=0)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    @property
+    def is_done(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def remaining_budget(self) -> int:
+        return self.params.max_tokens - self.num_drawn
+
+    @property
+    def text(self) -> str:
+        """The settled text, cut at a stop string."""
+        return self.document.text[: self._cut]
+
+    @property
+    def num_unfed(self) -> int:
+        return sum(len(lane.thread.unfed) for lane in self._lanes.values())
+
+    # -- one pass ------------------------------------------------------------------------------
+
+    def pages_needed(self, pool: Pool, limit: int) -> int:
+        """Free pages that the next pass of at most `limit` rows takes."""
+        need = 0
+        for _, counts in self._next_rows(limit):
+            for handle, count in counts.items():
+                need += pool.pages_to_extend(self._slots.get(handle) or SlotList(), count)
+        return need
+
+    def allocate(self, pool: Pool, limit: int) -> list[Run]:
+        """Takes the slots of the next pass and returns its runs."""
+        runs: list[Run] = []
+        chosen = self._next_rows(limit)
+        for _, counts in chosen:
+            for handle, count in counts.items():
+                slots = self._slots.setdefault(handle, SlotList())
+                before = len(slots.pages)
+                pool.extend(slots, count)
+                self.num_pages += len(slots.pages) - before
+        self.peak_pages = max(self.peak_pages, self.num_pages)
+        for lane, counts in chosen:
+            wants = lane.thread.is_open and not lane.moves
+            runs += runs_of(lane.view, self.recorder.segments, sum(counts.values()), wants)
+        return runs
+
+    def fed(self, runs: list[Run], logits: Float[Tensor, "logit_rows vocab"], pool: Pool) -> None:
+        """The pass has run: keeps its logits, and once every thread is fed, takes a step."""
+        row = 0
+        for run in runs:
+            lane = self._lanes[run.view.thread.name]
+            self.recorder.fed(lane.thread, len(run.tokens))
+            if run.num_logits:
+                lane.logits = logits[row]
+                row += 1
+        if not self.num_unfed:
+            self._take_step()
+        self._free_released(pool)
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def end(self, reason: str, pool: Pool, error: str | None = None) -> None:
+        """Ends the request now, all open threads with `reason`, and frees its slots."""
+        if self.is_done:
+            return
+        self.error = error
+        self._cut_off(reason)
+        self._finish(reason)
+        self._free_released(pool)
+
+    # -- preemption ----------------------------------------------------------------------------
+
+    def save(self, engine: Engine, pool: Pool) -> None:
+        """Copies the request's KV out and gives all its pages back."""
+        lists = [s for s in self._slots.values() if s.slots]
+        kept = engine.copy_out([slot for s in lists for slot in s.slots])
+        self._kept = [(s, len(s.slots)) for s in lists], kept
+        for slots in lists:
+            pool.free(slots)
+        self.num_pages = 0
+
+    def pages_to_restore(self, pool: Pool) -> int:
+        return sum(pool.pages_for(n) for _, n in self._kept[0]) if self._kept is not None else 0
+
+    def restore(self, engine: Engine, pool: Pool) -> None:
+        """Puts a saved request back, bit for bit, into whatever slots are free."""
+        if self._kept is None:
+            return
+        lists, kept = self._kept
+        slots = [slot for segment, n in lists for slot in pool.extend(segment, n)]
+        engine.copy_in(slots, kept)
+        self.num_pages = sum(len(segment.pages) for segment, _ in lists)
+        self._kept = None
+        for lane in self._lanes.values():
+            lane.view.epoch += 1
+
+    # -- internals: rows -----------------------------------------------------------------------
+
+    def _next_rows(self, limit: int) -> list[tuple[_Lane, dict[int, int]]]:
+        """The next `limit` unfed tokens in placement order: per lane, tokens per segment."""
+        lanes = [lane for lane in self._lanes.values() if lane.thread.unfed]
+        last = None
+        if self.num_unfed > limit:
+            last = sorted(u.order for lane in lanes for u in lane.thread.unfed)[limit - 1]
+        chosen = []
+        for lane in lanes:
+            counts: dict[int, int] = {}
+            for unfed in lane.thread.unfed:
+                if last is not None and unfed.order > last:
+                    break
+                counts[unfed.segment] = counts.get(unfed.segment, 0) + 1
+            if counts:
+                chosen.append((lane, counts))
+        return chosen
+
+    # -- internals: one step of the clock ------------------------------------------------------
+
+    def _take_step(self) -> None:
+        self.step += 1
+        if self.timing.first_token is None:
+            self.timing.first_token = time.perf_counter()
+        is_short = False
+        for lane in list(self._lanes.values()):
+            logits, lane.logits = lane.logits, None
+            if logits is None:
+                continue
+            if self.remaining_budget <= 0:
+                is_short = True
+                continue
+            self._draw(lane, logits)
+        self._pump_all()
+        self._check_end(is_short)
+
+    def _draw(self, lane: _Lane, logits: Float[Tensor, "vocab"]) -> None:
+        thread = lane.thread
+        legal = self.session.legal(self.recorder, thread)
+        token, logprob = self._choose(thread, logits, legal)
+        if token in self._stop_ids and not (legal is not None and legal.forced):
+            lane.moves.extend(self.session.stopped(self.recorder, thread, "stop"))
+        else:
+            self.num_drawn += 1
+            thread.num_drawn += 1
+            lane.moves.extend(self.session.feed(self.recorder, thread, token))
+        self._pump(lane, logprob)
+
+    def _choose(
+        self, thread: OpenThread, logits: Float[Tensor, "vocab"], legal: Legal | None
+    ) -> tuple[int, float]:
+        """A token and its log-probability at temperature 1 under the automaton's mask."""
+        if legal is not None:
+            size = min(len(legal.mask), len(logits))
+            illegal = torch.ones(len(logits), dtype=torch.bool)
+            illegal[:size] = torch.from_numpy(~legal.mask[:size])
+            logits = logits.masked_fill(illegal, -torch.inf)
+        token = None
+        if self.script is not None and not (legal is not None and legal.forced):
+            token = self.script(thread.name, thread.num_drawn)
+        if token is None:
+            penalty = self._sampling.repetition_penalty != 1.0
+            number = uniform(self.params.seed, self.sample, thread.name, thread.num_drawn)
+            token = draw(logits, self._sampling, number, self._seen(thread) if penalty else None)
+        return token, float(torch.log_softmax(logits, dim=-1)[token])
+
+    def _seen(self, thread: OpenThread) -> set[int]:
+        """Response token ids visible to the thread."""
+        seen: set[int] = set()
+        for handle in (*thread.sees, thread.own.handle):
+            segment = self.recorder.segments[handle]
+            if segment.tokens and segment.origins[0] != "prompt":
+                seen.update(segment.tokens)
+        return seen
+
+    # -- internals: moves ----------------------------------------------------------------------
+
+    def _pump_all(self) -> None:
+        """Carries out what waits have held back, until nothing moves any more."""
+        progress = True
+        while progress:
+            progress = False
+            for lane in list(self._lanes.values()):
+                before = len(lane.moves)
+                if before:
+                    self._pump(lane)
+                    progress = progress or len(lane.moves) < before
+
+    def _pump(self, lane: _Lane, logprob: float | None = None) -> None:
+        thread = lane.thread
+        while lane.moves:
+            move = lane.moves[0]
+            if isinstance(move, Wait):
+                if any(self.recorder.threads[c].is_open for c in move.children):
+                    return
+                lane.moves.popleft()
+                continue
+            lane.moves.popleft()
+            self._carry_out(lane, move, logprob)
+        if not thread.is_open:
+            return
+        is_capped = thread.remaining is not None and thread.remaining <= 0
+        if is_capped or self.recorder.at_last_position(thread):
+            lane.moves.extend(self.session.stopped(self.recorder, thread, "length"))
+            self._pump(lane)
+
+    def _carry_out(self, lane: _Lane, move: Move, logprob: float | None) -> None:
+        recorder, thread = self.recorder, lane.thread
+        match move:
+            case Place():
+                step = self.step if is_drawn(move.origin) else None
+                recorder.place(thread, move, step)
+                self._announce(lane, move, logprob if is_drawn(move.origin) else None)
+            case Reveal():
+                recorder.reveal(thread, move)
+                lane.unsettled = [_as_text(token) for token in lane.unsettled]
+                self._settle(lane)
+            case Fork():
+                self._settle(lane)
+                self._open_lane(recorder.fork(thread, self._capped(move)), lane.text.length)
+            case Close():
+                self._close(lane, move.reason)
+            case Join():
+                recorder.apply(thread, move)
+                self.log.emit(events.Joined(thread.name, move.children, self.step))
+            case Evict():
+                num_tokens = len(recorder.segments[move.segment].tokens)
+                recorder.apply(thread, move)
+                event = events.Evicted(thread.name, move.segment, num_tokens, self.step)
+                self.log.emit(event)
+            case Wait():
+                raise AssertionError("a Wait is honoured before its turn comes")
+            case _:
+                try:
+                    recorder.apply(thread, move)
+                except TypeError as error:
+                    raise Unsupported(f"this runtime cannot carry out {move!r}") from error
+
+    def _capped(self, fork: Fork) -> Fork:
+        """The fork with the request's own cap on threads applied, if it is the lower one."""
+        from dataclasses import replace
+
+        cap = self.params.max_thread_tokens
+        if cap is None or (fork.cap is not None and fork.cap <= cap):
+            return fork
+        return replace(fork, cap=cap)
+
+    def _open_lane(self, thread: OpenThread, at: int) -> None:
+        lane = _Lane(thread, View(thread, self._slots), ThreadText(self._decode))
+        self._lanes[thread.name] = lane
+        start = events.ThreadStart(thread.name, thread.parent, thread.topic, at, self.step)
+        self.log.emit(start)
+        if thread.name != MAIN:
+            own = thread.own
+            for token, markup in zip(own.tokens, own.markup, strict=True):
+                self._announce(lane, Place(token, "injected", markup), None)
+
+    def _announce(self, lane: _Lane, move: Place, logprob: float | None) -> None:
+        """Emits a placed token, once it is settled whether it is text."""
+        event = events.Token(
+            thread=lane.thread.name,
+            index=lane.num_placed,
+            token=move.token,
+            text="",
+            markup=move.markup,
+            origin=move.origin,
+            position=lane.thread.next_position - 1,
+            step=self.step,
+            logprob=logprob,
+        )
+        lane.num_placed += 1
+        lane.unsettled.append(event)
+        if not move.tentative:
+            self._settle(lane)
+
+    def _settle(self, lane: _Lane) -> None:
+        from dataclasses import replace
+
+        for token in lane.unsettled:
+            text = lane.text.push(token.token, token.markup)
+            self.log.emit(replace(token, text=text) if text else token)
+        lane.unsettled = []
+
+    def _close(self, lane: _Lane, reason: str) -> None:
+        self.recorder.close(lane.thread, reason)
+        self._settle(lane)
+        text = lane.text.flush()
+        self.log.emit(events.ThreadEnd(lane.thread.name, reason, text, self.step))
+
+    # -- internals: the end --------------------------------------------------------------------
+
+    def _check_end(self, is_short: bool) -> None:
+        threads = self.recorder.threads.values()
+        if self.params.stop and self._find_stop():
+            self._cut_off("stop")
+            self._finish("stop")
+        elif not any(t.is_open for t in threads):
+            self._finish(self.recorder.threads[MAIN].finish_reason or "stop")
+        elif is_short or self.remaining_budget <= 0:
+            self._cut_off("length")
+            self._finish("length")
+
+    def _find_stop(self) -> bool:
+        longest = max(len(s) for s in self.params.stop)
+        start = max(0, len(self.document.text) - longest + 1)
+        self.document.settle()
+        places = [self.document.text.find(s, start) for s in self.params.stop]
+        found = [p for p in places if p >= 0]
+        if found:
+            self._cut = min(found)
+        return bool(found)
+
+    def _cut_off(self, reason: str) -> None:
+        for lane in self._lanes.values():
+            if not lane.thread.is_open:
+                continue
+            lane.moves.clear()
+            for move in self.session.cut_off(self.recorder, lane.thread):
+                self._carry_out(lane, move, None)
+            self._close(lane, reason)
+
+    def _finish(self, reason: str) -> None:
+        self.document.settle()
+        if self.params.stop and self._cut is None and reason != "error" and self._find_stop_late():
+            reason = "stop"
+        self.finish_reason = reason
+        self.timing.finished = time.perf_counter()
+
+    def _find_stop_late(self) -> bool:
+        """The end has settled the rest of the text, which may hold a stop string too."""
+        places = [self.document.text.find(s) for s in self.params.stop]
+        found = [p for p in places if p >= 0]
+        self._cut = min(found) if found else None
+        return bool(found)
+
+    def _free_released(self, pool: Pool) -> None:
+        handles: Sequence[int] = self.recorder.take_released()
+        if self.is_done:
+            handles = list(self._slots)
+            self._kept = None
+        for handle in handles:
+            slots = self._slots.get(handle)
+            if slots is not None and slots.pages:
+                self.num_pages -= len(slots.pages)
+                pool.free(slots)
+
+
+def _as_text(token: events.Token) -> events.Token:
+    from dataclasses import replace
+
+    return replace(token, markup=False)

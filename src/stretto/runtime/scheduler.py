@@ -1,0 +1,122 @@
+"""The loop: every ready thread of every request in one batch, one pass after the other."""
+
+from __future__ import annotations
+
+from stretto.engines.base import Engine
+from stretto.errors import PromptTooLong
+from stretto.runtime.pool import Pool
+from stretto.runtime.request import Request
+
+MAX_ROWS = 512
+"""Rows a request may bring to one pass; a longer prompt is fed in several."""
+
+
+class Scheduler:
+    """Continuous batching over requests and their threads, oldest request first.
+
+    Admission counts the pages that are free and reserves nothing. When pages run out the youngest
+    running request is preempted whole, and comes back, bit for bit, before younger ones start. A
+    request that outgrows the pool alone ends with "length".
+    """
+
+    def __init__(self, engine: Engine, pool: Pool, max_rows: int = MAX_ROWS) -> None:
+        self.engine = engine
+        self.pool = pool
+        self.max_rows = max_rows
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []
+        self.num_preemptions = 0
+
+    def submit(self, request: Request) -> None:
+        """Queues a request. Raises `PromptTooLong` if it could not even start alone."""
+        length, room = request.num_prompt_tokens, self.engine.max_positions
+        if length >= room:
+            raise PromptTooLong(
+                f"the prompt has {length} tokens but the model has {room} positions, "
+                "one of which must be left for the answer; shorten the prompt"
+            )
+        if self.pool.pages_for(length) > self.pool.num_pages:
+            raise PromptTooLong(
+                f"the prompt needs {length} KV slots but the pool has {self.pool.num_slots}; "
+                "shorten the prompt or load the model with a larger pool"
+            )
+        self.waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request now and frees its slots; the others are not touched."""
+        self._remove(request)
+        request.end("cancelled", self.pool)
+
+    def step(self) -> bool:
+        """One pass. False if there is nothing left to do."""
+        self._admit()
+        batch = self._reserve()
+        if batch:
+            self._run(batch)
+        return bool(self.running or self.waiting)
+
+    def check_integrity(self) -> None:
+        """Raises `PoolError` unless the pool's pages are exactly the running requests'."""
+        self.pool.check_integrity()
+        held = sum(request.num_pages for request in self.running)
+        if held != self.pool.num_pages - self.pool.num_free_pages:
+            raise AssertionError(f"requests hold {held} pages, the pool disagrees")
+
+    def _admit(self) -> None:
+        while self.waiting:
+            request = self.waiting[0]
+            need = request.pages_to_restore(self.pool)
+            need += request.pages_needed(self.pool, self.max_rows)
+            if need > self.pool.num_free_pages and self.running:
+                return
+            self.waiting.pop(0)
+            if request.is_done:
+                continue
+            request.restore(self.engine, self.pool)
+            self.running.append(request)
+
+    def _reserve(self) -> list[Request]:
+        """The requests of this pass, oldest first, with pages for a whole step each."""
+        batch: list[Request] = []
+        spoken_for = 0
+        for request in list(self.running):
+            if request not in self.running:
+                continue
+            need = request.pages_needed(self.pool, self.max_rows)
+            while spoken_for + need > self.pool.num_free_pages and self.running[-1] is not request:
+                self._preempt(self.running[-1])
+            if spoken_for + need <= self.pool.num_free_pages:
+                batch.append(request)
+                spoken_for += need
+            elif len(self.running) > 1:
+                self._preempt(request)
+            else:
+                self._remove(request)
+                request.end("length", self.pool)
+        return batch
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        request.save(self.engine, self.pool)
+        self.waiting.insert(0, request)
+        self.num_preemptions += 1
+
+    def _run(self, batch: list[Request]) -> None:
+        runs = [request.allocate(self.pool, self.max_rows) for request in batch]
+        try:
+            logits = self.engine.forward([run for own in runs for run in own])
+            row = 0
+            for request, own in zip(batch, runs, strict=True):
+                num_rows = sum(run.num_logits for run in own)
+                request.fed(own, logits[row : row + num_rows], self.pool)
+                row += num_rows
+        except Exception as error:
+            for request in batch:
+                request.end("error", self.pool, str(error))
+            raise
+        finally:
+            self.running = [r for r in self.running if not r.is_done]
+
+    def _remove(self, request: Request) -> None:
+        self.running = [r for r in self.running if r is not request]
+        self.waiting = [r for r in self.waiting if r is not request]
