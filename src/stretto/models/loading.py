@@ -45,6 +45,7 @@ def _device(name: str) -> "torch.device":
 
 
 def _load_model(path: Path, dtype: str, device: "torch.device") -> Any:
+    import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -61,7 +62,12 @@ def _load_model(path: Path, dtype: str, device: "torch.device") -> Any:
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise _unloadable(path, error) from error
     _check_all_used(path, found)
-    return model.to(device).eval()
+    try:
+        return model.to(device).eval()
+    except torch.OutOfMemoryError as error:
+        raise InvalidInput(
+            f"{path} does not fit on device {str(device)!r} as {model.dtype}; try 'cpu'"
+        ) from error
 
 
 def _load_tokenizer(path: Path) -> Any:

@@ -12,13 +12,13 @@ from stretto.errors import ModelUnavailable, UnknownName
 from stretto.models import embedded, gguf_cache
 from stretto.models.embedded import DEFAULT_MODEL
 from stretto.models.folder import ModelFacts, inspect_folder
+from stretto.models.offline import is_offline, way_online
 from stretto.models.progress import Report, shown_on_stderr
 
 Source = Literal["embedded", "folder", "gguf", "hub"]
 
 HUB_FILES = ["*.safetensors", "*.json", "merges.txt", "*.jinja"]  # data only: no pickles, no code
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-ON = frozenset({"1", "true", "yes", "on"})
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,6 @@ class ResolvedModel:
         return self.facts.size_bytes
 
 
-def is_offline(offline: bool | None = None) -> bool:
-    """Return `offline`, or if unset whether STRETTO_OFFLINE or HF_HUB_OFFLINE is on."""
-    if offline is not None:
-        return offline
-    names = ("STRETTO_OFFLINE", "HF_HUB_OFFLINE")
-    return any(os.environ.get(name, "").strip().lower() in ON for name in names)
-
-
 def resolve(
     name_or_path: str | os.PathLike[str] = DEFAULT_MODEL,
     *,
@@ -57,9 +49,14 @@ def resolve(
     to stderr. Raises `UnknownName`, `ModelUnavailable` or `Unsupported`.
     """
     name = os.fspath(name_or_path)
-    with _reporting(report) as reporter:
-        path, source = _locate(name, is_offline(offline), reporter)
-    return ResolvedModel(name, path, source, inspect_folder(path))
+    try:
+        with _reporting(report) as reporter:
+            path, source = _locate(name, is_offline(offline), reporter)
+        return ResolvedModel(name, path, source, inspect_folder(path))
+    except OSError as error:
+        raise ModelUnavailable(
+            f"cannot read {error.filename}: {error.strerror}; check its permissions"
+        ) from error
 
 
 def pull(
@@ -81,12 +78,12 @@ def pull(
 def _locate(name: str, offline: bool, report: Report) -> tuple[Path, Source]:
     if name == DEFAULT_MODEL:
         return _embedded(offline, report), "embedded"
-    path = Path(name).expanduser()
-    if name and path.is_dir():
+    path = Path(os.path.expanduser(name))  # leaves an unknown ~user as it is
+    if name and os.path.isdir(path):  # False, not an error, for a name too long to be a path
         return path.resolve(), "folder"
     if (file := _gguf_path(name)) is not None:
         return gguf_cache.converted(file, report), "gguf"
-    if path.is_file():
+    if os.path.isfile(path):
         raise ModelUnavailable(f"{path} is neither a folder nor a .gguf file; give one of them")
     if path.is_absolute() or name.startswith((".", "~")):
         raise ModelUnavailable(f"no model at {path}; give a folder with a config.json")
@@ -103,10 +100,10 @@ def _embedded(offline: bool, report: Report) -> Path:
 
 def _gguf_path(name: str) -> Path | None:
     """Return the GGUF file that `name` is a path of; None if it is no such path at all."""
-    path = Path(name).expanduser()
-    if path.suffix.lower() != ".gguf" or path.is_dir():
+    path = Path(os.path.expanduser(name))
+    if path.suffix.lower() != ".gguf" or os.path.isdir(path):
         return None
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ModelUnavailable(f"no file {path}; check the path")
     return path.resolve()
 
@@ -129,8 +126,8 @@ def _hub(name: str, offline: bool) -> Path:
     except LocalEntryNotFoundError as error:
         if offline:
             raise ModelUnavailable(
-                f"no folder {name!r} here and no hub model of that name on this disk, and offline"
-                " mode is on; unset STRETTO_OFFLINE and HF_HUB_OFFLINE once to fetch it"
+                f"no folder {name!r} here and no hub model of that name on this disk;"
+                f" {way_online()}run `stretto model pull {name}` while online"
             ) from error
         raise _not_fetched(name, error) from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
