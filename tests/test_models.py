@@ -543,6 +543,16 @@ def test_name_that_means_nothing(name, error, expected):
         resolve(name)
 
 
+def test_file_that_may_not_be_read(tiny_gguf, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("stretto.models.gguf_cache.sha256_of", refuse)
+    for ask in (resolve, pull):
+        with pytest.raises(ModelUnavailable, match=r"cannot read .*tiny\.gguf: Permission denied"):
+            ask(tiny_gguf)
+
+
 # --- offline and hub -----------------------------------------------------------------------------
 
 

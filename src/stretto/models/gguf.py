@@ -120,7 +120,6 @@ def _save_config(source: Path, folder: Path) -> Any:
         raise _damaged(source, error) from error
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.dtype = "bfloat16"
-    config.name_or_path = source.stem
     config.save_pretrained(folder)
     GenerationConfig(
         bos_token_id=config.bos_token_id,

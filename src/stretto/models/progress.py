@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Report = Callable[[str, int, int], None]
-"""`report(task, done, total)`: `task` is a readable label; both counts share the task's unit."""
+"""`report(task, done, total)`: `task` is a readable label; both counts share the task's unit.
+
+A `total` of 0 means that it is not known."""
 
 PLAIN_LINE_EVERY_S = 2.0
 
@@ -43,9 +45,10 @@ def _bars() -> Iterator[Report]:
     with Progress(*columns, console=Console(stderr=True)) as progress:
 
         def report(task: str, done: int, total: int) -> None:
+            known_total = total if total > 0 else None
             if task not in tasks:
-                tasks[task] = progress.add_task(task, total=total)
-            progress.update(tasks[task], completed=done, total=total)
+                tasks[task] = progress.add_task(task, total=known_total)
+            progress.update(tasks[task], completed=done, total=known_total)
 
         yield report
 
@@ -61,5 +64,5 @@ class _PlainLines:
         if name == task and done < total and time.monotonic() - when < PLAIN_LINE_EVERY_S:
             return
         self._last = (task, time.monotonic())
-        share = f" {100 * done // total}%" if total > 0 else ""
-        print(f"{task}:{share}", file=sys.stderr, flush=True)
+        share = f": {100 * done // total}%" if total > 0 else ""
+        print(f"{task}{share}", file=sys.stderr, flush=True)

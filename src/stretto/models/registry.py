@@ -49,14 +49,9 @@ def resolve(
     to stderr. Raises `UnknownName`, `ModelUnavailable` or `Unsupported`.
     """
     name = os.fspath(name_or_path)
-    try:
-        with _reporting(report) as reporter:
-            path, source = _locate(name, is_offline(offline), reporter)
+    with _reading(), _reporting(report) as reporter:
+        path, source = _locate(name, is_offline(offline), reporter)
         return ResolvedModel(name, path, source, inspect_folder(path))
-    except OSError as error:
-        raise ModelUnavailable(
-            f"cannot read {error.filename}: {error.strerror}; check its permissions"
-        ) from error
 
 
 def pull(
@@ -67,7 +62,7 @@ def pull(
 ) -> ResolvedModel:
     """Like `resolve`, but a converted model whose cached files are damaged is built again."""
     name = os.fspath(name_or_path)
-    with _reporting(report) as reporter:
+    with _reading(), _reporting(report) as reporter:
         if name == DEFAULT_MODEL and not is_offline(offline):
             embedded.pull(reporter)
         elif (path := _gguf_path(name)) is not None:
@@ -106,6 +101,17 @@ def _gguf_path(name: str) -> Path | None:
     if not os.path.isfile(path):
         raise ModelUnavailable(f"no file {path}; check the path")
     return path.resolve()
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Name the file that could not be read; what writes has told of its own errors already."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelUnavailable(
+            f"cannot read {error.filename}: {error.strerror}; check its permissions"
+        ) from error
 
 
 @contextmanager
