@@ -1,4 +1,4 @@
-"""Sampling parameters as users give them. Imports no torch: bad values fail before a model loads."""
+"""Sampling parameters as users give them. Imports no torch: bad values fail before a load."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ class SamplingParams:
     max_forks: int = 64
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop", _as_tuple(self.stop))
         object.__setattr__(self, "stop_ids", frozenset(self.stop_ids))
         _check_int("max_tokens", self.max_tokens, 1)
         _check_int("top_k", self.top_k, 0)
@@ -52,6 +51,11 @@ class SamplingParams:
             _check_int("stop id", token, 0)
 
 
+def _as_tuple(stop: object) -> tuple[str, ...]:
+    """One stop string or several; anything else is left for the checks to name."""
+    return (stop,) if isinstance(stop, str) else tuple(stop)  # type: ignore[arg-type]
+
+
 def _check_int(name: str, value: object, low: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidInput(f"{name} must be a whole number, got {value!r}")
@@ -60,7 +64,7 @@ def _check_int(name: str, value: object, low: int | None) -> None:
 
 
 def _check_real(
-    name: str, value: object, low: float, high: float, hint: str, open_low: bool = False
+    name: str, value: object, low: float, high: float, hint: str, *, open_low: bool = False
 ) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value):  # type: ignore[arg-type]

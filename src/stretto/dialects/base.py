@@ -5,7 +5,7 @@ A dialect maps tokens to moves (`stretto.effects`) and never touches visibility 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,6 +59,11 @@ class Vocabulary(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def spare_ids(self) -> frozenset[int]:
+        """Ids below `size` that no token has: never to be drawn."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Ids of a run of text: no prefix inserted, no special or control token recognised."""
         ...
@@ -76,6 +81,8 @@ class Session(Protocol):
     """
 
     main_role: str
+    budget: Callable[[], int]
+    """How many tokens the request may still draw; the request sets it."""
 
     def feed(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
         """A token was drawn (never an end-of-sequence or stop id), and `thread.num_drawn` counts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +18,7 @@ class PlainSession:
     main_role = "main"
 
     def __init__(self, banned: NDArray[np.bool_] | None = None) -> None:
+        self.budget: Callable[[], int] = lambda: 0
         self._legal = None if banned is None else Legal(~banned)
 
     def feed(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:

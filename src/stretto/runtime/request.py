@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -94,6 +94,7 @@ class Request:
             params.temperature, params.top_k, params.top_p, params.repetition_penalty
         )
         self._decode = decode
+        session.budget = lambda: self.remaining_budget
         self._slots: dict[int, SlotList] = {}
         self._lanes: dict[str, _Lane] = {}
         self._kept: tuple[list[tuple[SlotList, int]], Any] | None = None
@@ -155,6 +156,8 @@ class Request:
                 row += 1
         if not self.num_unfed:
             self._take_step()
+            if not self.is_done and not self.num_unfed:
+                raise AssertionError("a request is neither done nor has anything to feed")
         self._free_released(pool)
 
     # -- ending --------------------------------------------------------------------------------
@@ -335,8 +338,6 @@ class Request:
 
     def _capped(self, fork: Fork) -> Fork:
         """The fork with the request's own cap on threads applied, if it is the lower one."""
-        from dataclasses import replace
-
         cap = self.params.max_thread_tokens
         if cap is None or (fork.cap is not None and fork.cap <= cap):
             return fork
@@ -371,8 +372,6 @@ class Request:
             self._settle(lane)
 
     def _settle(self, lane: _Lane) -> None:
-        from dataclasses import replace
-
         for token in lane.unsettled:
             text = lane.text.push(token.token, token.markup)
             self.log.emit(replace(token, text=text) if text else token)
@@ -418,7 +417,7 @@ class Request:
 
     def _finish(self, reason: str) -> None:
         self.document.settle()
-        if self.params.stop and self._cut is None and reason != "error" and self._find_stop_late():
+        if reason in ("stop", "length") and self._cut is None and self._find_stop_late():
             reason = "stop"
         self.finish_reason = reason
         self.timing.finished = time.perf_counter()
@@ -443,6 +442,4 @@ class Request:
 
 
 def _as_text(token: events.Token) -> events.Token:
-    from dataclasses import replace
-
     return replace(token, markup=False)

@@ -63,12 +63,14 @@ class Scheduler:
             raise AssertionError(f"requests hold {held} pages, the pool disagrees")
 
     def _admit(self) -> None:
+        spoken_for = sum(r.pages_needed(self.pool, self.max_rows) for r in self.running)
         while self.waiting:
             request = self.waiting[0]
             need = request.pages_to_restore(self.pool)
             need += request.pages_needed(self.pool, self.max_rows)
-            if need > self.pool.num_free_pages and self.running:
+            if spoken_for + need > self.pool.num_free_pages and self.running:
                 return
+            spoken_for += need
             self.waiting.pop(0)
             if request.is_done:
                 continue

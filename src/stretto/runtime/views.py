@@ -50,30 +50,45 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """The visible slots of one view as a bitmap, brought forward along its log of changes."""
+    """The visible slots of one view as a bitmap, brought forward along its log of changes.
+
+    It keeps hold of the slots it has set: by the time a change is followed, the pool may have
+    taken them back.
+    """
 
     bitmap: NDArray[np.bool_]
     epoch: int
     version: int = 0
     seen: dict[int, list[int]] = field(default_factory=dict)
     own: int = -1
+    own_slots: list[int] = field(default_factory=list)
     num_own: int = 0
 
     def advance(self, view: View, version: int, own: int, start: int) -> None:
-        """Brings the bitmap to `version`, with the first `start` slots of segment `own`."""
-        while self.version < version:
-            what, handle = view.thread.changes[self.version]
-            self.version += 1
-            if what == "hide":
-                self.bitmap[self.seen.pop(handle)] = False
+        """Brings the bitmap to `version`, with the first `start` slots of segment `own`.
+
+        What is hidden is cleared first: its slots may already be another segment's.
+        """
+        changes = view.thread.changes[self.version : version]
+        self.version = version
+        hidden = {handle for what, handle in changes if what == "hide"}
+        for handle in hidden & self.seen.keys():
+            self.bitmap[self.seen.pop(handle)] = False
+        if self.own in hidden:
+            self.bitmap[self.own_slots[: self.num_own]] = False
+        for what, handle in changes:
+            if what == "hide" or handle in hidden:
+                continue
+            if handle == self.own:
+                self.seen[handle] = self.own_slots
+                self.bitmap[self.own_slots[self.num_own :]] = True
             else:
-                done = self.num_own if what == "cut" and handle == self.own else 0
                 slots = self.seen[handle] = view.slots[handle].slots
-                self.bitmap[slots[done:]] = True
+                self.bitmap[slots] = True
         if own != self.own:
-            self.own, self.num_own = own, 0
+            self.own, self.own_slots, self.num_own = own, view.slots[own].slots, 0
         if self.num_own < start:
-            self.bitmap[view.slots[own].slots[self.num_own : start]] = True
+            self.bitmap[self.own_slots[self.num_own : start]] = True
             self.num_own = start
 
     def extend(self, slots: list[int]) -> None:

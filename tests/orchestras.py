@@ -1,0 +1,155 @@
+"""A made-up dialect for tests: random forks, joins, cuts and evictions over scripted tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from stretto.dialects.base import Legal
+from stretto.effects import Close, Cut, Evict, Fork, Join, Move, Place, Wait
+from stretto.engines.hf import HFEngine
+from stretto.masks import dense_mask, flat_positions, flat_tokens
+from stretto.params import SamplingParams
+from stretto.recorder import OpenThread, Recorder
+from stretto.runtime.pool import Pool
+from stretto.runtime.request import Request
+from stretto.runtime.scheduler import Scheduler
+from stretto.runtime.views import Run
+from stretto.trace import Trace
+
+
+@dataclass
+class RandomSession:
+    """Each drawn token brings random moves, from a generator keyed by (seed, thread, index)."""
+
+    seed: int
+    max_threads: int = 6
+    max_length: int = 12
+    rates: dict[str, float] = field(
+        default_factory=lambda: {"fork": 0.25, "join": 0.2, "evict": 0.25, "cut": 0.1}
+    )
+    main_role: str = "main"
+    budget: Callable[[], int] = lambda: 0
+
+    def feed(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
+        rng = random.Random(f"{self.seed}/{thread.name}/{thread.num_drawn}")
+        moves: list[Move] = []
+        children = [t.name for t in recorder.threads.values() if t.parent == thread.name]
+        joined = {s for h in thread.sees for s in [recorder.segments[h].thread]}
+        fresh = tuple(c for c in children if c not in joined)
+        if fresh and rng.random() < self.rates["join"]:
+            moves += [Wait(fresh), Join(fresh, rebase=rng.random() < 0.5)]
+        if thread.sees and rng.random() < self.rates["evict"]:
+            moves.append(Evict(rng.choice(list(thread.sees))))
+        if rng.random() < self.rates["cut"]:
+            moves.append(Cut(position=thread.next_position + rng.randrange(4)))
+        moves.append(Place(token))
+        if thread.num_drawn >= rng.randrange(2, self.max_length):
+            return [*moves, Close("stop")]
+        if len(recorder.threads) < self.max_threads and rng.random() < self.rates["fork"]:
+            inject = tuple(rng.randrange(90) for _ in range(rng.randrange(1, 4)))
+            name = f"{thread.name}.{len(children) + 1}"
+            resume = thread.next_position + rng.randrange(1, 12)
+            moves.append(Fork(name, inject, resume=resume))
+        return moves
+
+    def stopped(self, recorder: Recorder, thread: OpenThread, reason: str) -> list[Move]:
+        return [Close(reason)]
+
+    def cut_off(self, recorder: Recorder, thread: OpenThread) -> list[Move]:
+        return []
+
+    def legal(self, recorder: Recorder, thread: OpenThread) -> Legal | None:
+        return None
+
+
+def scripted(seed: int) -> Callable[[str, int], int]:
+    """Random tokens keyed by (seed, thread, index)."""
+    return lambda thread, index: random.Random(f"{seed}:{thread}:{index}").randrange(90)
+
+
+class Recording:
+    """An engine that also keeps each logit row by (request recorder, segment handle, index)."""
+
+    def __init__(self, engine: HFEngine) -> None:
+        self.engine = engine
+        self.rows: dict[tuple[int, int, int], Tensor] = {}
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.engine, name)
+
+    def forward(self, runs: list[Run]) -> Tensor:
+        logits = self.engine.forward(runs)
+        row = 0
+        for run in runs:
+            if run.num_logits:
+                key = (id(run.view.slots), run.segment.handle, run.start + len(run.tokens) - 1)
+                self.rows[key] = logits[row]
+                row += 1
+        return logits
+
+
+def make_request(seed: int, session: object = None, **changes: object) -> Request:
+    rng = random.Random(f"prompt {seed}")
+    prompt = [rng.randrange(90) for _ in range(rng.randrange(1, 12))]
+    return Request(
+        prompt,
+        session or RandomSession(seed),
+        SamplingParams(max_tokens=500),
+        **{
+            "decode": lambda ids: " ".join(map(str, ids)),
+            "end_ids": frozenset(),
+            "max_positions": 512,
+            "script": scripted(seed),
+            **changes,
+        },
+    )
+
+
+def run_all(scheduler: Scheduler, requests: list[Request], limit: int = 2000) -> None:
+    """Decodes to the end, checking the books after every step."""
+    for request in requests:
+        scheduler.submit(request)
+    for _ in range(limit):
+        if not scheduler.step():
+            break
+        scheduler.check_integrity()
+    assert all(request.is_done for request in requests)
+    scheduler.check_integrity()
+    assert scheduler.pool.num_free_pages == scheduler.pool.num_pages
+
+
+def one_pass(model: object, trace: Trace) -> Tensor:
+    """Logits of one masked forward pass over a whole trace, the training view of it."""
+    with torch.inference_mode():
+        return model(
+            input_ids=flat_tokens(trace)[None],
+            position_ids=flat_positions(trace)[None],
+            attention_mask=dense_mask(trace)[None, None],
+            use_cache=False,
+        ).logits[0]
+
+
+def largest_gap(model: object, request: Request, recording: Recording) -> float:
+    """Largest difference between decoded logits and the one masked pass, over all drawn rows."""
+    trace = request.recorder.freeze()
+    reference = one_pass(model, trace)
+    order = list(request.recorder.document_order())
+    offset, starts = 0, {}
+    for segment in order:
+        starts[segment.handle] = offset
+        offset += len(segment.tokens)
+    mine = {k: v for k, v in recording.rows.items() if k[0] == id(request._slots)}
+    assert mine
+    return max(
+        float((reference[starts[handle] + index] - logits).abs().max())
+        for (_, handle, index), logits in mine.items()
+    )
+
+
+def scheduler_for(engine: object, num_pages: int, page_size: int = 1, **kw: object) -> Scheduler:
+    return Scheduler(engine, Pool(num_pages, page_size, kw.pop("order", None)), **kw)
