@@ -98,7 +98,6 @@ class PastaSession:
         self._rules: Rules[tuple[str, TagPlace]] = Rules()
         self._readers: dict[str, PromiseReader] = {}
         self._begun: dict[str, TagPlace] = {}
-        self._num_fed: dict[str, int] = {}
         self._num_forks = 0
         self._unjoined: list[str] = []
 
@@ -111,7 +110,6 @@ class PastaSession:
     # -- base.Session --------------------------------------------------------------------------
 
     def feed(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
-        self._num_fed[thread.name] = self._num_fed.get(thread.name, 0) + 1
         reader = self._reader(thread)
         moves = [] if reader.accepts(token) else self._give_up_promise(thread)
         if reader.accepts(token):
@@ -125,6 +123,9 @@ class PastaSession:
             return [*moves, end, Close(reason)]
         return [*moves, *self._wait(recorder), Close(reason)]
 
+    def cut_off(self, recorder: Recorder, thread: OpenThread) -> list[Move]:
+        return self._give_up_promise(thread)
+
     def legal(self, recorder: Recorder, thread: OpenThread) -> Legal:
         if thread.parent is not None:
             if thread.remaining is not None and thread.remaining <= 1:
@@ -136,10 +137,6 @@ class PastaSession:
         return self._masks.main if self._num_forks < self._max_forks else self._masks.main_full
 
     # -- beyond the protocol -------------------------------------------------------------------
-
-    def abandon(self, recorder: Recorder, thread: OpenThread, reason: str) -> list[Move]:
-        """The request has ended (budget, stop string, cancelled): nothing more is written."""
-        return [*self._give_up_promise(thread), Close(reason)]
 
     def placed_issues(
         self, recorder: Recorder, offsets: Mapping[tuple[int, int], int]
@@ -234,7 +231,7 @@ class PastaSession:
         return [*wait, join, Place(token, markup=True)]
 
     def _end_child(self, thread: OpenThread, token: int) -> list[Move]:
-        forced = thread.cap is not None and self._num_fed[thread.name] >= thread.cap
+        forced = thread.cap is not None and thread.num_drawn >= thread.cap
         if forced:
             return [Place(token, "forced", markup=True), Close("length")]
         return [Place(token, markup=True), Close("stop")]

@@ -14,6 +14,7 @@ from stretto.dialects.tags import (
     PROMISE,
     PROMISE_END,
     SYNC,
+    TAG_FORMS,
     TOKENS,
     Block,
     Part,
@@ -187,7 +188,7 @@ class _Writer:
             return
         self._flush()
         if self._open_block:
-            self._append(self._vocabulary.decode([self._vocabulary.control[ASYNC_END]]))
+            self._append(TAG_FORMS[ASYNC_END])
         self._thread, self._open_block = thread, False
 
     def write(self, key: tuple[int, int], token: int, markup: bool) -> None:
