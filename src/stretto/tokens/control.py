@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -42,6 +43,13 @@ def add_control_tokens(tokenizer: Any, names: Iterable[str]) -> dict[str, int]:
             )
     ids = backend.get_vocab(with_added_tokens=True)
     return {name: ids[control_content(name)] for name in names}
+
+
+def find_control_tokens(backend: Tokenizer, names: Iterable[str]) -> dict[str, int]:
+    """Ids of control tokens in a tokenizer; those it lacks get ids beyond all its tokens."""
+    ids = backend.get_vocab(with_added_tokens=True)
+    beyond = itertools.count(max(ids.values(), default=-1) + 1)
+    return {n: ids[c] if (c := control_content(n)) in ids else next(beyond) for n in names}
 
 
 def check_control_ids(

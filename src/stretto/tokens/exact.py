@@ -129,14 +129,14 @@ class ExactTokenizer:
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         except (UnicodeEncodeError, TypeError):
             raise InvalidInput(_surrogate_message(text)) from None
+        if (back := self.decode(ids)) != text:
+            raise InvalidInput(_loss_message(text, back))
         if not self._inert.isdisjoint(ids):
             bad = next(i for i in ids if i in self._inert)
             raise InvalidInput(
                 f"text gives the special token {self._literal.get(bad, bad)!r} (id {bad}), which"
                 " this tokenizer cannot read as text; remove it"
             )
-        if (back := self.decode(ids)) != text:
-            raise InvalidInput(_loss_message(text, back))
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -1,0 +1,154 @@
+"""`stretto.json`: which dialect a model writes, with which control ids and positions."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from tokenizers import Tokenizer
+
+from stretto.errors import InvalidInput
+from stretto.tokens.control import control_content
+
+CARD = "stretto.json"
+FORMAT: Final = 1
+CONTROL_NAMES: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "pasta": ("promise", "tokens", "promise_end", "async", "async_end", "sync"),
+}
+
+
+class ModelCard(BaseModel):
+    """What a folder of weights needs besides transformers' files. Values are checked at once.
+
+    `control`: each of the dialect's control tokens to its id. `tokens`: the strings that the
+    tokenizer has at those ids; a control id not named there is a row beyond the tokenizer.
+    `unit`: tokens that a promise's number counts. `policy` and `fixed_length`: positions, as the
+    dialect defines them. `variant`: None for pasta. `notes`: free text for people.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: Literal[1] = FORMAT
+    dialect: str = "plain"
+    control: dict[str, int] = Field(default_factory=dict)
+    tokens: dict[str, str] = Field(default_factory=dict)
+    unit: int = Field(default=10, ge=1, le=2048)
+    policy: Literal["predicted", "overlap", "fixed"] = "predicted"
+    fixed_length: int = Field(default=50, ge=1, le=2048)
+    variant: str | None = None
+    notes: str = ""
+
+    @model_validator(mode="after")
+    def _names_belong_to_the_dialect(self) -> Self:
+        if self.dialect not in CONTROL_NAMES:
+            raise ValueError(f"unknown dialect {self.dialect!r}; {_hint(self.dialect)}")
+        names = set(CONTROL_NAMES[self.dialect])
+        if missing := sorted(names - set(self.control)):
+            raise ValueError(f"dialect {self.dialect} lacks control {', '.join(missing)}")
+        if extra := sorted({*self.control, *self.tokens} - names):
+            raise ValueError(f"dialect {self.dialect} has no control {', '.join(extra)}")
+        if len(set(self.control.values())) < len(self.control):
+            raise ValueError("two control tokens have the same id")
+        if any(i < 0 for i in self.control.values()):
+            raise ValueError("a control id is negative")
+        if self.variant is not None:
+            raise ValueError(f"dialect {self.dialect} has no variant {self.variant!r}")
+        return self
+
+    @classmethod
+    def describe(
+        cls, dialect: str, control: Mapping[str, int], tokenizer: Tokenizer, **settings: Any
+    ) -> ModelCard:
+        """The card of a model whose tokenizer holds (or lacks) the ids of `control`.
+
+        `settings` are other fields. Raises `InvalidInput` for values that do not fit together.
+        """
+        words = {name: tokenizer.id_to_token(i) for name, i in control.items() if i >= 0}
+        tokens = {name: word for name, word in words.items() if word is not None}
+        fields = {"dialect": dialect, "control": dict(control), "tokens": tokens, **settings}
+        return cls._checked(fields, "model card")
+
+    @classmethod
+    def load(cls, folder: Path) -> ModelCard:
+        """The card in a model's folder; that of a plain model if there is none.
+
+        Raises `InvalidInput`, on one line with the file's path, for a card that is not valid.
+        """
+        path = folder / CARD
+        try:
+            content = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"{path} is unreadable: {error}") from None
+        if not isinstance(content, dict):
+            raise InvalidInput(f"{path} holds a {type(content).__name__}, not an object")
+        if content.get("format") != FORMAT or isinstance(content["format"], bool):
+            found = repr(content["format"]) if "format" in content else "no format"
+            raise InvalidInput(f"{path} has {found}; this version reads format {FORMAT}")
+        return cls._checked(content, str(path))
+
+    def save(self, folder: Path) -> Path:
+        """Write the card into a folder, whole or not at all; return its path."""
+        path = folder / CARD
+        handle, scratch = tempfile.mkstemp(dir=folder, prefix=f".{CARD}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self.model_dump_json(indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(scratch, 0o644)
+            os.replace(scratch, path)
+        except BaseException:
+            Path(scratch).unlink(missing_ok=True)
+            raise
+        return path
+
+    def check_tokenizer(self, tokenizer: Tokenizer, source: Path | str) -> None:
+        """Raise `InvalidInput` unless `tokenizer` has this card's strings at its control ids.
+
+        `source` is the card's path or name, for the message.
+        """
+        for name, i in self.control.items():
+            found, expected = tokenizer.id_to_token(i), self.tokens.get(name)
+            if found != expected:
+                raise InvalidInput(
+                    f"{source}: control {name!r} has id {i}, where the tokenizer has"
+                    f" {found!r} instead of {expected!r}; they are of different models"
+                )
+            elsewhere = tokenizer.token_to_id(control_content(name))
+            if elsewhere not in (None, i):
+                raise InvalidInput(
+                    f"{source}: control {name!r} has id {i}, but the tokenizer has"
+                    f" {control_content(name)!r} at {elsewhere}; they are of different models"
+                )
+
+    @classmethod
+    def _checked(cls, fields: dict[str, Any], source: str) -> ModelCard:
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise InvalidInput(f"{source}: {_one_line(error, list(cls.model_fields))}") from None
+
+
+def _one_line(error: ValidationError, known: list[str]) -> str:
+    """The first problem of a card, with its place and value."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(place, known, n=1)
+        return f"unknown field {place!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{place} is {first['input']!r}: {message}" if place else message
+
+
+def _hint(dialect: str) -> str:
+    near = difflib.get_close_matches(dialect, CONTROL_NAMES, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(CONTROL_NAMES))}"
