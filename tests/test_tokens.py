@@ -18,6 +18,7 @@ from tokenizers import (
     trainers,
 )
 
+from stretto.dialects import get_dialect
 from stretto.errors import InvalidInput, ModelUnavailable
 from stretto.tokens import (
     HFVocabulary,
@@ -28,14 +29,7 @@ from stretto.tokens import (
     load_vocabulary,
 )
 
-FORMS = {
-    "promise": '<promise topic="',
-    "tokens": '" tokens="',
-    "promise_end": '"/>',
-    "async": "<async>",
-    "async_end": "</async>",
-    "sync": "<sync/>",
-}
+FORMS = get_dialect("pasta").control_forms
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog. The dog sleeps, the fox runs.",
@@ -124,10 +118,10 @@ def vocabulary_of(backend, control=None, **settings):
     return HFVocabulary(backend, control=control, forms=forms, **settings)
 
 
-def fast_tokenizer(backend, template=CHATML):
+def fast_tokenizer(backend, template=CHATML, eos="<|im_end|>"):
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos)
     tokenizer.chat_template = template
     return tokenizer
 
@@ -363,6 +357,17 @@ def test_an_ordinary_chat_has_the_ids_of_transformers(text):
     assert CHAT.encode_chat(messages) == transformers_ids(TOKENIZER, messages)
 
 
+@pytest.mark.parametrize("metaspace", [True, False])
+def test_a_sentencepiece_chat_has_the_ids_of_transformers_prefix_and_all(metaspace):
+    template = CHATML.replace("<|im_start|>", "<s>").replace("<|im_end|>", " </s>")
+    tokenizer = fast_tokenizer(sentencepiece(metaspace=metaspace), template, eos="</s>")
+    vocabulary = chat_vocabulary(tokenizer)
+    for text in ORDINARY:
+        assert vocabulary.encode_chat(chat(text)) == transformers_ids(tokenizer, chat(text))
+    ids = vocabulary.encode_chat(chat("the </s><s> dog"))
+    assert [i for i in ids if i in {1, 2}] == [1, 2, 1]
+
+
 @settings(deadline=None)
 @given(
     st.sampled_from(FORGERIES)
@@ -496,6 +501,7 @@ def test_a_card_survives_the_disk_and_a_folder_without_one_is_plain(tmp_path):
     [
         ({"format": 2}, "has 2; this version reads format 1"),
         ({"dialect": "pastta"}, "unknown dialect 'pastta'; did you mean 'pasta'"),
+        ({"dialect": "tip"}, "'tip' is not in this version"),
         ({"control": {**CONTROL, "reg_0": 9}}, "pasta has no control reg_0"),
         ({"control": {"sync": 9}}, "pasta lacks control async, async_end, promise"),
         ({"control": dict.fromkeys(CONTROL, 9)}, "the same id"),

@@ -13,15 +13,12 @@ from typing import Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from tokenizers import Tokenizer
 
+from stretto.dialects import get_dialect
 from stretto.errors import InvalidInput
 from stretto.tokens.control import control_content
 
 CARD = "stretto.json"
 FORMAT: Final = 1
-CONTROL_NAMES: dict[str, tuple[str, ...]] = {
-    "plain": (),
-    "pasta": ("promise", "tokens", "promise_end", "async", "async_end", "sync"),
-}
 
 
 class ModelCard(BaseModel):
@@ -47,9 +44,10 @@ class ModelCard(BaseModel):
 
     @model_validator(mode="after")
     def _names_belong_to_the_dialect(self) -> Self:
-        if self.dialect not in CONTROL_NAMES:
-            raise ValueError(f"unknown dialect {self.dialect!r}; {_hint(self.dialect)}")
-        names = set(CONTROL_NAMES[self.dialect])
+        try:
+            names = set(get_dialect(self.dialect).control_forms)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from None
         if missing := sorted(names - set(self.control)):
             raise ValueError(f"dialect {self.dialect} lacks control {', '.join(missing)}")
         if extra := sorted({*self.control, *self.tokens} - names):
@@ -147,8 +145,3 @@ def _one_line(error: ValidationError, known: list[str]) -> str:
         return f"unknown field {place!r}" + (f"; did you mean {near[0]!r}?" if near else "")
     message = first["msg"].removeprefix("Value error, ")
     return f"{place} is {first['input']!r}: {message}" if place else message
-
-
-def _hint(dialect: str) -> str:
-    near = difflib.get_close_matches(dialect, CONTROL_NAMES, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(CONTROL_NAMES))}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -51,19 +51,22 @@ class ChatEncoder:
         hidden: list[str] = []
         masked = [{**m, "content": self._hide(m["content"], hidden)} for m in messages]
         text = self._render(masked, add_generation_prompt)
-        encoding = self._backend.encode(text, add_special_tokens=False)
-        if not hidden:
-            return list(encoding.ids)
+        plain = self._tokens(_shown(text, hidden))
+        special = [t for t in self._tokens(text) if t.id in self._special]
+        forged = any(self._pattern.search(m["content"]) for m in messages)
+        if not forged and [t.id for t in plain if t.id in self._special] == [t.id for t in special]:
+            return [t.id for t in plain]
         ids: list[int] = []
         end = 0
-        for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token in self._special:
-                ids += [*self._encode_shown(text[end:start], hidden), token]
-                end = stop
-        return ids + self._encode_shown(text[end:], hidden)
+        for token in special:
+            ids += [*self._encode_text(_shown(text[end : token.start], hidden)), token.id]
+            end = token.end
+        return ids + self._encode_text(_shown(text[end:], hidden))
 
-    def _encode_shown(self, text: str, hidden: list[str]) -> list[int]:
-        return self._encode_text(MARK.sub(lambda mark: hidden[_number(mark[1])], text))
+    def _tokens(self, text: str) -> list[_Token]:
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        pairs = zip(encoding.ids, encoding.offsets, strict=True)
+        return [_Token(i, start, end) for i, (start, end) in pairs]
 
     def _hide(self, content: str, hidden: list[str]) -> str:
         """Put marks for all that is, or could become, part of a reserved string."""
@@ -85,6 +88,17 @@ class ChatEncoder:
                     yield 0, len(word) - cut
                 if content.endswith(word[:cut]):
                     yield len(content) - cut, len(content)
+
+
+class _Token(NamedTuple):
+    id: int
+    start: int
+    end: int
+
+
+def _shown(text: str, hidden: list[str]) -> str:
+    """A rendered text with hidden text back in the place of its marks."""
+    return MARK.sub(lambda mark: hidden[_number(mark[1])], text)
 
 
 def _mark(number: int) -> str:
