@@ -1,0 +1,147 @@
+"""`stretto trace`: what an annotated text means. Needs no model and never imports torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+if TYPE_CHECKING:
+    from stretto.dialects.base import Parsed, Vocabulary
+    from stretto.dialects.pasta import PastaSettings
+
+app = typer.Typer(no_args_is_help=True, help="Look at what an annotated text means.")
+
+
+@app.callback()
+def trace() -> None:
+    """Look at what an annotated text means."""
+
+
+@app.command()
+def show(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="Annotated text; - is stdin.")],
+    *,
+    dialect: Annotated[str, typer.Option(help="pasta, or plain.")],
+    prompt: Annotated[str, typer.Option(help="The prompt, in which tags are inert.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="PATH", help="A tokenizer.json or its folder.")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="predicted, overlap or fixed.")] = "predicted",
+    unit: Annotated[int, typer.Option(help="Tokens that a promise's number counts.")] = 10,
+    fixed_length: Annotated[int, typer.Option(help="Length under policy fixed.")] = 50,
+) -> None:
+    """Parse an annotated text and show its threads, what they see, and what it costs.
+
+    Exits with 0 whatever the issues in the text.
+    """
+    from stretto.dialects import get_dialect
+
+    chosen = get_dialect(dialect)
+    settings = _settings(policy, unit, fixed_length)
+    _check_prompt(prompt)
+    vocabulary = _vocabulary(tokenizer, chosen.control_forms)
+    text = _read(file)
+    parsed = chosen.parse_text(text, vocabulary, settings, prompt)
+    if as_json:
+        import json
+
+        described = json.dumps(describe(dialect, parsed, vocabulary), ensure_ascii=False)
+        typer.echo(described.encode() + b"\n", nl=False)
+        return
+    from stretto.cli.trace_view import print_view
+
+    print_view(dialect, parsed, vocabulary, text)
+
+
+def describe(dialect: str, parsed: Parsed, vocabulary: Vocabulary) -> dict[str, Any]:
+    """The object that `--json` prints."""
+    from stretto.trace import live_tokens
+
+    trace = parsed.trace
+    live = live_tokens(trace)
+    segments = [
+        {
+            "id": s.id,
+            "thread": s.thread,
+            "kind": s.kind,
+            "role": s.role,
+            "sees": sorted(s.sees),
+            "tokens": [vocabulary.decode([token]) for token in s.tokens],
+            "positions": list(s.positions),
+        }
+        for s in trace.segments
+    ]
+    return {
+        "dialect": dialect,
+        "segments": segments,
+        "num_tokens": trace.num_tokens,
+        "critical_path_steps": trace.critical_path_steps,
+        "parallelism": trace.parallelism,
+        "live_tokens": {
+            "mean": live.mean,
+            "peak": live.peak,
+            "generated_mean": live.generated_mean,
+            "generated_peak": live.generated_peak,
+        },
+        "text": parsed.text,
+        "issues": [{"code": issue.code, "at": issue.at} for issue in parsed.issues],
+    }
+
+
+def _settings(policy: str, unit: int, fixed_length: int) -> PastaSettings:
+    from typing import cast
+
+    from stretto.dialects.pasta import PastaSettings, Policy
+    from stretto.dialects.tags import MAX_PROMISED_TOKENS
+    from stretto.errors import InvalidInput, UnknownName
+
+    if policy not in get_args(Policy):
+        raise UnknownName("policy", policy, list(get_args(Policy)))
+    for name, value in (("--unit", unit), ("--fixed-length", fixed_length)):
+        if not 1 <= value <= MAX_PROMISED_TOKENS:
+            raise InvalidInput(f"{name} is {value}; give a number from 1 to {MAX_PROMISED_TOKENS}")
+    return PastaSettings(cast(Policy, policy), unit, fixed_length)
+
+
+def _check_prompt(prompt: str) -> None:
+    from stretto.errors import InvalidInput
+
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"--prompt {prompt[:40]!a} is not UTF-8; give it as UTF-8") from None
+
+
+def _vocabulary(tokenizer: str | None, control_forms: Any) -> Vocabulary:
+    if tokenizer is None:
+        from stretto.dialects.words import WordsVocabulary
+
+        return WordsVocabulary(control_forms)
+    from pathlib import Path
+
+    from stretto.tokens import load_vocabulary
+
+    return load_vocabulary(Path(tokenizer), control_forms)
+
+
+def _read(file: str) -> str:
+    """The text of a file or of standard input, its line ends untouched."""
+    from pathlib import Path
+
+    from stretto.errors import InvalidInput
+
+    try:
+        stdin = file == "-"
+        data = typer.get_binary_stream("stdin").read() if stdin else Path(file).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InvalidInput(f"cannot read {file!a} ({reason}); name a text file, or -") from None
+    try:
+        return data.decode("utf-8", errors="strict")
+    except UnicodeDecodeError as error:
+        where = "standard input" if file == "-" else ascii(file)
+        raise InvalidInput(
+            f"{where} is not UTF-8 at byte {error.start}; convert it to UTF-8 first"
+        ) from None
