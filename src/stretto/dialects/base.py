@@ -99,6 +99,11 @@ class Session(Protocol):
         `Reveal` of what was tentative may be returned. The caller closes the thread."""
         ...
 
+    def annotated(self, recorder: Recorder) -> tuple[str, tuple[Issue, ...]] | None:
+        """The annotated text form of what was written, and what was malformed in it; None if the
+        rendered text is all there is."""
+        ...
+
     def legal(self, recorder: Recorder, thread: OpenThread) -> Legal | None:
         """What the thread may draw next; None: anything. Ends of sequence are ids like others."""
         ...

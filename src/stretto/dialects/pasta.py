@@ -126,6 +126,12 @@ class PastaSession:
     def cut_off(self, recorder: Recorder, thread: OpenThread) -> list[Move]:
         return self._give_up_promise(thread)
 
+    def annotated(self, recorder: Recorder) -> tuple[str, tuple[Issue, ...]]:
+        from stretto.dialects.pasta_text import to_text
+
+        text, offsets = to_text(recorder.freeze(), self._vocabulary, self._settings)
+        return text, self.placed_issues(recorder, offsets)
+
     def legal(self, recorder: Recorder, thread: OpenThread) -> Legal:
         if thread.parent is not None:
             if thread.remaining is not None and thread.remaining <= 1:

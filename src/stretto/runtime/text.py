@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stretto.recorder import MAIN, OpenThread, Recorder
+from stretto.trace import Origin
 
 Decode = Callable[[Sequence[int]], str]
 INCOMPLETE = "\ufffd"
@@ -37,7 +38,7 @@ class Span:
     """Where a text token's characters begin in the rendered text."""
 
     thread: str
-    origin: str
+    origin: Origin
     start: int
     is_held: bool
     """The token only completes, or begins, a character that other tokens share."""

@@ -98,6 +98,11 @@ class HFVocabulary:
         """Ids below `size` that no token has, control tokens aside: never to be drawn."""
         return frozenset(range(self._size)) - self._known
 
+    @property
+    def prefix(self) -> list[int]:
+        """The special ids that the tokenizer puts before a text, such as a begin of sequence."""
+        return list(self._prefix)
+
     def encode(self, text: str) -> list[int]:
         """Ids of a run of text: nothing inserted, no special, end or control token recognised.
 

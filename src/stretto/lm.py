@@ -1,0 +1,401 @@
+"""`LM`: a model ready to answer prompts, with threads over one pool. The Python API."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from stretto.completion import Completion, complete
+from stretto.dialects import get_dialect
+from stretto.errors import InvalidInput, StrettoError, Unsupported
+from stretto.methods import AUTO, get_method
+from stretto.params import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stretto.dialects.base import Session
+    from stretto.engines.base import Engine
+    from stretto.runtime.events import Event
+    from stretto.runtime.request import Request, Script
+    from stretto.tokens import HFVocabulary, ModelCard
+
+Prompt = str | Sequence[dict[str, str]]
+"""A question, or chat messages with `role` and `content`."""
+
+DEFAULT_POOL_SLOTS = 8192
+
+
+class LM:
+    """A model, its vocabulary and dialect, one engine, one pool and one scheduler.
+
+    Make one with `load` or `wrap`. Safe to use from several Python threads: their requests are
+    decoded in the same batches.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        vocabulary: HFVocabulary,
+        card: ModelCard,
+        *,
+        name: str,
+        page_size: int = 1,
+        has_chat_template: bool,
+    ) -> None:
+        from stretto.runtime.pool import Pool
+        from stretto.runtime.scheduler import Scheduler
+
+        if page_size < 1:
+            raise InvalidInput(f"page_size must be at least 1, got {page_size}")
+        self.engine = engine
+        self.vocabulary = vocabulary
+        self.card = card
+        self.name = name
+        self.has_chat_template = has_chat_template
+        self._new_session = get_dialect(card.dialect).sessions(
+            vocabulary, card, engine.max_positions
+        )
+        self.scheduler = Scheduler(engine, Pool(engine.num_slots // page_size, page_size))
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(
+        cls,
+        name_or_path: str | Path | None = None,
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+        pool_slots: int = DEFAULT_POOL_SLOTS,
+        page_size: int = 1,
+        offline: bool | None = None,
+    ) -> Self:
+        """Loads a model: the embedded default, a folder, a GGUF file or a hub name.
+
+        `pool_slots` KV slots are allocated at once, for all requests together. Raises
+        `ModelUnavailable`, `UnknownName` or `Unsupported`, each naming a way out.
+        """
+        from stretto.models import DEFAULT_MODEL, load_hf, resolve
+
+        resolved = resolve(name_or_path or DEFAULT_MODEL, offline=offline)
+        model, tokenizer = load_hf(resolved.path, dtype=dtype, device=device)
+        from stretto.tokens import ModelCard
+
+        card = ModelCard.load(resolved.path)
+        card.check_tokenizer(tokenizer.backend_tokenizer, resolved.path)
+        return cls._build(
+            model, tokenizer, card, name=resolved.name, pool_slots=pool_slots, page_size=page_size
+        )
+
+    @classmethod
+    def wrap(
+        cls,
+        model: Any,
+        tokenizer: Any,
+        *,
+        dialect: str = "plain",
+        card: ModelCard | None = None,
+        name: str = "wrapped",
+        pool_slots: int = DEFAULT_POOL_SLOTS,
+        page_size: int = 1,
+    ) -> Self:
+        """Wraps a Hugging Face model and fast tokenizer already in memory.
+
+        A `card` says which ids are control tokens. Without one, a `dialect` other than plain adds
+        its control tokens to the tokenizer, and grows the model's embeddings if it must: both are
+        changed in place, and such new tokens mean nothing to the model until it is trained.
+        """
+        from stretto.tokens import ModelCard, add_control_tokens, fit_model
+
+        if card is None:
+            forms = get_dialect(dialect).control_forms
+            ids = add_control_tokens(tokenizer, forms) if forms else {}
+            card = ModelCard.describe(dialect, ids, tokenizer.backend_tokenizer)
+        card.check_tokenizer(tokenizer.backend_tokenizer, "model card")
+        fit_model(model, max(card.control.values(), default=-1) + 1)
+        return cls._build(
+            model.eval(), tokenizer, card, name=name, pool_slots=pool_slots, page_size=page_size
+        )
+
+    @classmethod
+    def _build(
+        cls, model: Any, tokenizer: Any, card: ModelCard, *, name: str, pool_slots: int,
+        page_size: int,
+    ) -> Self:  # fmt: skip
+        from stretto.engines.hf import HFEngine
+        from stretto.tokens import HFVocabulary
+
+        if pool_slots < 2:
+            raise InvalidInput(f"pool_slots must be at least 2, got {pool_slots}")
+        engine = HFEngine(model, pool_slots)
+        vocabulary = HFVocabulary.from_tokenizer(
+            tokenizer,
+            control=card.control,
+            forms=get_dialect(card.dialect).control_forms,
+            size=engine.vocab_size,
+            end_ids=_end_ids(model, tokenizer),
+        )
+        return cls(
+            engine,
+            vocabulary,
+            card,
+            name=name,
+            page_size=page_size,
+            has_chat_template=bool(tokenizer.chat_template),
+        )
+
+    # -- prompts -------------------------------------------------------------------------------
+
+    @property
+    def banned(self) -> NDArray[np.bool_] | None:
+        """Ids that plain decoding must not draw: control tokens and rows without a token."""
+        import numpy as np
+
+        ids = sorted({*self.vocabulary.control.values(), *self.vocabulary.spare_ids})
+        if not ids:
+            return None
+        banned = np.zeros(self.vocabulary.size, dtype=np.bool_)
+        banned[ids] = True
+        return banned
+
+    def chat(self, prompt: Prompt, raw: bool = False) -> str | list[dict[str, str]]:
+        """The prompt as chat messages; as text if `raw` or if the model has no chat template.
+
+        Raises `InvalidInput` for an empty prompt.
+        """
+        texts = [prompt] if isinstance(prompt, str) else [m.get("content", "") for m in prompt]
+        if not any(isinstance(t, str) and t.strip() for t in texts):
+            raise InvalidInput("the prompt is empty; give some text to answer")
+        if isinstance(prompt, str):
+            plain = raw or not self.has_chat_template
+            return prompt if plain else [{"role": "user", "content": prompt}]
+        if raw:
+            raise InvalidInput("a raw prompt is one string, not chat messages")
+        return [dict(message) for message in prompt]
+
+    def encode(self, prompt: Sequence[dict[str, str]] | str) -> list[int]:
+        """Ids of messages by the chat template, or of text as it is."""
+        if isinstance(prompt, str):
+            return [*self.vocabulary.prefix, *self.vocabulary.encode(prompt)]
+        return self.vocabulary.encode_chat(prompt)
+
+    def encode_turn(self, content: str) -> list[int]:
+        """Ids that end an assistant's turn, add a user's, and begin the assistant's next one."""
+        first = {"role": "user", "content": "a"}
+        before = [*self.encode([first]), *self.vocabulary.encode("b")]
+        messages = [first, {"role": "assistant", "content": "b"}]
+        whole = self.encode([*messages, {"role": "user", "content": content}])
+        if whole[: len(before)] != before:
+            raise Unsupported(
+                "the model's chat template renders earlier turns differently from the last one, "
+                "so a turn cannot be added in place; use method 'sequential'"
+            )
+        return whole[len(before) :]
+
+    def session(self, params: SamplingParams) -> Session:
+        """A fresh session of the model's own dialect."""
+        return self._new_session(params)
+
+    # -- answering -----------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        method: str = AUTO,
+        raw: bool = False,
+        sample: int = 0,
+        script: Script | None = None,
+    ) -> Stream:
+        """Queues a prompt and returns its stream of events; nothing is decoded yet.
+
+        `sample` numbers the samples of one prompt, each with random numbers of its own. `script`
+        forces drawn tokens. Raises `InvalidInput` and its kinds for what cannot be answered.
+        """
+        from stretto.runtime.request import Request
+
+        params = SamplingParams() if params is None else params
+        chosen = get_method(method, self.card.dialect)
+        ids, session = chosen.start(self, self.chat(prompt, raw), params)
+        request = Request(
+            ids,
+            session,
+            params,
+            decode=self.vocabulary.decode,
+            end_ids=self.vocabulary.end_ids,
+            max_positions=self.engine.max_positions,
+            sample=sample,
+            script=script,
+        )
+        with self._lock:
+            self.scheduler.submit(request)
+        return Stream(self, request, chosen.name)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> Stream:
+        """Like `submit`: iterate over the result for events, then read its `completion`."""
+        return self.submit(prompt, params, **options)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        **options: Any,
+    ) -> list[Completion]:
+        """Answers prompts together, `n` samples each, in order: prompt 0's samples first."""
+        if n < 1:
+            raise InvalidInput(f"n must be at least 1, got {n}")
+        several = _several(prompts)
+        streams: list[Stream] = []
+        try:
+            for prompt in several:
+                for sample in range(n):
+                    streams.append(self.submit(prompt, params, sample=sample, **options))
+            return [stream.finish() for stream in streams]
+        finally:
+            for stream in streams:
+                stream.close()
+
+    def step(self, request: Request) -> None:
+        """One pass of the scheduler on behalf of a request that is not done."""
+        with self._lock:
+            if not request.is_done:
+                self.scheduler.step()
+
+    def cancel(self, request: Request) -> None:
+        with self._lock:
+            self.scheduler.cancel(request)
+
+
+class Stream:
+    """The events of one request as they happen; decoding goes on while it is iterated.
+
+    `close` (also at the end of a `with` block, or when the iterator is dropped) cancels what is
+    not finished and frees its slots within a step.
+    """
+
+    def __init__(self, lm: LM, request: Request, method: str) -> None:
+        self._lm = lm
+        self.request = request
+        self._method = method
+        self._completion: Completion | None = None
+
+    def __iter__(self) -> Iterator[Event]:
+        from stretto.runtime.events import Done, Failed, Usage
+
+        request = self.request
+        try:
+            while not request.is_done:
+                self._lm.step(request)
+                yield from request.log.take()
+        finally:
+            self.close()
+        yield from request.log.take()
+        if request.error is not None:
+            yield Failed(request.error)
+        yield Usage(asdict(self.completion.usage))
+        yield Done(request.text, request.finish_reason or "error")
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def text(self) -> str:
+        """The settled text so far, in document order."""
+        self.request.document.settle()
+        return self.request.text
+
+    @property
+    def completion(self) -> Completion:
+        """The answer. Raises `ValueError` before the request is done."""
+        if self._completion is None:
+            self._completion = self._complete()
+        return self._completion
+
+    def finish(self) -> Completion:
+        """Decodes to the end and returns the answer. Raises if the request failed."""
+        while not self.request.is_done:
+            self._lm.step(self.request)
+        if self.request.error is not None:
+            raise StrettoError(f"decoding failed: {self.request.error}")
+        return self.completion
+
+    def close(self) -> None:
+        """Cancels the request if it is not done. What it has written so far stays readable."""
+        if not self.request.is_done:
+            self._lm.cancel(self.request)
+
+    def _complete(self) -> Completion:
+        lm, request = self._lm, self.request
+        annotated, issues = request.session.annotated(request.recorder) or (request.text, ())
+        return complete(
+            request,
+            self._method,
+            lm.name,
+            lm.engine.name,
+            lm.scheduler.pool.page_size,
+            annotated,
+            issues,
+        )
+
+
+def compare(
+    lm: LM, prompt: Prompt, params: SamplingParams, *, method: str = AUTO, raw: bool = False,
+    pairs: int = 1,
+) -> tuple[Completion, Completion]:  # fmt: skip
+    """Answers a prompt by a method and by plain decoding of the same weights, alternating.
+
+    Both are run once unmeasured, then `pairs` times each in turn. Returns the last completion of
+    each; the method's has `theoretical` and `realized`, the latter the median over pairs.
+    """
+    import statistics
+
+    if pairs < 1:
+        raise InvalidInput(f"pairs must be at least 1, got {pairs}")
+    ratios = []
+    for _ in range(pairs + 1):
+        (ours,) = lm.generate(prompt, params, method=method, raw=raw)
+        (baseline,) = lm.generate(prompt, params, method="sequential", raw=raw)
+        ratios.append(_ratio(baseline.timing.decode_s, ours.timing.decode_s))
+    baseline_tokens = sum(thread.num_tokens for thread in baseline.threads)
+    theoretical = _ratio(baseline_tokens, ours.usage.sequential_steps)
+    return ours.compared(theoretical, statistics.median(ratios[1:])), baseline
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b > 0 else 0.0
+
+
+def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts from one prompt or several."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, dict) for item in items):
+        return [items]  # type: ignore[list-item]
+    return items  # type: ignore[return-value]
+
+
+def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Ids that end a sequence: the model's generation settings', and the tokenizer's own."""
+    config = getattr(model, "generation_config", None)
+    found = getattr(config, "eos_token_id", None)
+    ids = set(found if isinstance(found, list | tuple) else [] if found is None else [found])
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    size = model.get_output_embeddings().weight.shape[0]
+    return frozenset(i for i in ids if 0 <= i < size)
+
+
+__all__ = ["LM", "Completion", "Prompt", "Stream", "compare"]
