@@ -1,0 +1,32 @@
+# Set-up and the two things a newcomer does: `make demo`, `make test`. Nothing need be installed
+# but Python 3.11 or newer; everything goes into $(VENV) and the user's cache.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+.PHONY: demo test lint setup model clean
+
+demo: model
+	$(BIN)/stretto run "How can I sleep better?" --method sot --compare
+
+test: model
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+model: setup
+	$(BIN)/stretto model pull
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build
