@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,8 +21,13 @@ STYLES = {TEXT: "green", CONTROL: "magenta", WAITING: "dim"}
 
 
 def print_view(dialect: str, parsed: Parsed, vocabulary: Vocabulary, source: str) -> None:
-    """Print the view to stdout: in colour on a terminal, plain ASCII elsewhere."""
-    console = Console(highlight=False, soft_wrap=True)
+    """Print the view to stdout: in colour on a terminal unless NO_COLOR, plain ASCII elsewhere."""
+    console = Console(
+        highlight=False,
+        soft_wrap=True,
+        force_terminal=sys.stdout.isatty(),
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+    )
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
     view = _View(parsed, vocabulary, source, console, is_plain=encoding != "utf8")
     for line in view.lines(dialect):

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stretto.dialects.base import Issue, Legal
+from stretto.dialects.outline import Rules
 from stretto.dialects.pasta_masks import PastaMasks
 from stretto.dialects.tags import (
     ASYNC,
     ASYNC_END,
     SYNC,
     PromiseReader,
-    Rules,
     TagKind,
 )
 from stretto.effects import Close, Fork, Join, Move, Place, Reveal, Wait
@@ -36,7 +36,8 @@ class PastaSettings:
 
     `policy` where main goes on after a promise of L tokens whose last token stands at p:
     predicted p+1+L, fixed p+1+`fixed_length`, overlap p+1 (and `<sync/>` goes beyond all it sees).
-    `unit`: a promise's number counts units of so many tokens. `max_positions`: the model's.
+    `unit`: a promise's number counts units of so many tokens. `max_positions`: the model's, for
+    parsing; while decoding the recorder has it.
     """
 
     policy: Policy = "predicted"
@@ -44,15 +45,20 @@ class PastaSettings:
     fixed_length: int = 50
     max_positions: int | None = None
 
-    def resume(self, promise_end: int, length: int) -> tuple[int | None, bool]:
-        """Main's position after a promise (None: the next one), and whether it was clamped."""
+    def resume(
+        self, promise_end: int, length: int, max_positions: int | None
+    ) -> tuple[int | None, bool]:
+        """Main's position after a promise (None: the next one), and whether it was clamped.
+
+        `promise_end` is the position of its last token, `length` the tokens it promises.
+        """
         if self.policy == "overlap":
             return None, False
         start = promise_end + 1
         wanted = self.fixed_length if self.policy == "fixed" else length
-        if self.max_positions is None:
+        if max_positions is None:
             return start + wanted, False
-        room = max(0, self.max_positions - POSITION_MARGIN - start)
+        room = max(0, max_positions - POSITION_MARGIN - start)
         return start + min(wanted, room), room < wanted
 
 
@@ -203,7 +209,7 @@ class PastaSession:
         promise_end = thread.next_position
         if recorder.max_positions is not None:
             promise_end = min(promise_end, recorder.max_positions - 1)
-        resume, clamped = self._settings.resume(promise_end, length)
+        resume, clamped = self._settings.resume(promise_end, length, recorder.max_positions)
         if clamped:
             self._rules.issues.append(("clamped-tokens", where))
         child = child_name(self._num_forks)

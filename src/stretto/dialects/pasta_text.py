@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stretto.dialects.base import Issue, Parsed, Vocabulary
+from stretto.dialects.outline import Block, Part, Promised, Run, Sync, outline
 from stretto.dialects.pasta import PastaSession, PastaSettings, child_name
 from stretto.dialects.tags import (
     ASYNC,
@@ -16,15 +17,9 @@ from stretto.dialects.tags import (
     SYNC,
     TAG_FORMS,
     TOKENS,
-    Block,
-    Part,
-    Promised,
-    Run,
-    Sync,
     Tag,
     id_tags,
     max_units,
-    outline,
     text_tags,
 )
 from stretto.effects import Cut, Fork, Join, Place
@@ -123,7 +118,9 @@ class _Replay:
         self, tag: Tag, block: Block | None, ids_of: Callable[[int, int], list[int]]
     ) -> None:
         self._num_promises += 1
-        resume, clamped = self._settings.resume(self._main.next_position - 1, tag.length)
+        promise_end = self._main.next_position - 1
+        limit = self._recorder.max_positions
+        resume, clamped = self._settings.resume(promise_end, tag.length, limit)
         if clamped:
             self.issues.append(Issue("clamped-tokens", tag.start))
         if block is None:
