@@ -53,6 +53,8 @@ class _Lane:
     num_placed: int = 0
     unsettled: list[events.Token] = field(default_factory=list)
     logits: Float[Tensor, "vocab"] | None = None
+    drawn_at: int = 0
+    logprob: float | None = None
 
 
 class Request:
@@ -237,14 +239,15 @@ class Request:
     def _draw(self, lane: _Lane, logits: Float[Tensor, "vocab"]) -> None:
         thread = lane.thread
         legal = self.session.legal(self.recorder, thread)
-        token, logprob = self._choose(thread, logits, legal)
+        token, lane.logprob = self._choose(thread, logits, legal)
+        lane.drawn_at = self.step
         if token in self._stop_ids and not (legal is not None and legal.forced):
             lane.moves.extend(self.session.stopped(self.recorder, thread, "stop"))
         else:
             self.num_drawn += 1
             thread.num_drawn += 1
             lane.moves.extend(self.session.feed(self.recorder, thread, token))
-        self._pump(lane, logprob)
+        self._pump(lane)
 
     def _choose(
         self, thread: OpenThread, logits: Float[Tensor, "vocab"], legal: Legal | None
@@ -286,7 +289,7 @@ class Request:
                     self._pump(lane)
                     progress = progress or len(lane.moves) < before
 
-    def _pump(self, lane: _Lane, logprob: float | None = None) -> None:
+    def _pump(self, lane: _Lane) -> None:
         thread = lane.thread
         while lane.moves:
             move = lane.moves[0]
@@ -296,7 +299,7 @@ class Request:
                 lane.moves.popleft()
                 continue
             lane.moves.popleft()
-            self._carry_out(lane, move, logprob)
+            self._carry_out(lane, move)
         if not thread.is_open:
             return
         is_capped = thread.remaining is not None and thread.remaining <= 0
@@ -304,13 +307,12 @@ class Request:
             lane.moves.extend(self.session.stopped(self.recorder, thread, "length"))
             self._pump(lane)
 
-    def _carry_out(self, lane: _Lane, move: Move, logprob: float | None) -> None:
+    def _carry_out(self, lane: _Lane, move: Move) -> None:
         recorder, thread = self.recorder, lane.thread
         match move:
             case Place():
-                step = self.step if is_drawn(move.origin) else None
-                recorder.place(thread, move, step)
-                self._announce(lane, move, logprob if is_drawn(move.origin) else None)
+                recorder.place(thread, move, lane.drawn_at if is_drawn(move.origin) else None)
+                self._announce(lane, move)
             case Reveal():
                 recorder.reveal(thread, move)
                 lane.unsettled = [_as_text(token) for token in lane.unsettled]
@@ -351,10 +353,14 @@ class Request:
         if thread.name != MAIN:
             own = thread.own
             for token, markup in zip(own.tokens, own.markup, strict=True):
-                self._announce(lane, Place(token, "injected", markup), None)
+                self._announce(lane, Place(token, "injected", markup))
 
-    def _announce(self, lane: _Lane, move: Place, logprob: float | None) -> None:
-        """Emits a placed token, once it is settled whether it is text."""
+    def _announce(self, lane: _Lane, move: Place) -> None:
+        """Emits a placed token, once it is settled whether it is text.
+
+        A token that a wait has held back keeps the step at which it was drawn.
+        """
+        drawn = is_drawn(move.origin)
         event = events.Token(
             thread=lane.thread.name,
             index=lane.num_placed,
@@ -363,8 +369,8 @@ class Request:
             markup=move.markup,
             origin=move.origin,
             position=lane.thread.next_position - 1,
-            step=self.step,
-            logprob=logprob,
+            step=lane.drawn_at if drawn else self.step,
+            logprob=lane.logprob if drawn else None,
         )
         lane.num_placed += 1
         lane.unsettled.append(event)
@@ -407,12 +413,15 @@ class Request:
         return bool(found)
 
     def _cut_off(self, reason: str) -> None:
-        for lane in self._lanes.values():
-            if not lane.thread.is_open:
-                continue
+        """Ends all open threads. A drawn token that a wait has held back is still placed."""
+        lanes = [lane for lane in self._lanes.values() if lane.thread.is_open]
+        for lane in sorted(lanes, key=lambda lane: bool(lane.moves)):
+            held = [move for move in lane.moves if isinstance(move, Join | Place)]
             lane.moves.clear()
+            for move in held:
+                self._carry_out(lane, move)
             for move in self.session.cut_off(self.recorder, lane.thread):
-                self._carry_out(lane, move, None)
+                self._carry_out(lane, move)
             self._close(lane, reason)
 
     def _finish(self, reason: str) -> None:

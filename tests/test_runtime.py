@@ -1,0 +1,332 @@
+"""Pool, scheduler and requests: isolation, order, budget, stops, preemption, cancellation."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from orchestras import (
+    RandomSession,
+    Recording,
+    largest_gap,
+    make_request,
+    one_pass,
+    run_all,
+    scheduler_for,
+    scripted,
+)
+from tiny_lms import tiny_lm
+
+from stretto import SamplingParams
+from stretto.dialects.plain import PlainSession
+from stretto.engines.hf import HFEngine
+from stretto.errors import PromptTooLong
+from stretto.lm import LM
+from stretto.runtime.pool import Pool, PoolError, SlotList
+from stretto.runtime.request import Script
+from stretto.trace import derived_steps
+
+Lengths = tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def pasta() -> LM:
+    return tiny_lm("pasta")
+
+
+def promises_script(lm: LM, lengths: Lengths, seed: int = 0, swap: str | None = None) -> Script:
+    """Main promises a chunk per length, syncs and goes on; child k draws `lengths[k]` tokens."""
+    control, rng = lm.vocabulary.control, random.Random(seed)
+    digit = lm.vocabulary.encode("2")
+    main = []
+    for _ in lengths:
+        topic = [rng.randrange(40, 200)]
+        main += [control["promise"], *topic, control["tokens"], *digit, control["promise_end"]]
+    main += [control["sync"], 50, 51, 52]
+    scripts = {"main": main}
+    for k, length in enumerate(lengths, 1):
+        own = random.Random(f"{seed}/{k}/{swap == f'main.{k}'}")
+        scripts[f"main.{k}"] = [own.randrange(40, 200) for _ in range(length)]
+        scripts[f"main.{k}"].append(control["async_end"])
+    end = next(iter(lm.vocabulary.end_ids))
+
+    def script(thread: str, index: int) -> int | None:
+        tokens = scripts[thread]
+        return tokens[index] if index < len(tokens) else end
+
+    return script
+
+
+def decode(lm: LM, script: Script, **params: Any) -> tuple[Any, Recording]:
+    """Decodes a scripted answer, keeping every logit row."""
+    recording = Recording(lm.engine)
+    lm.scheduler.engine = recording
+    try:
+        stream = lm.submit("hi", SamplingParams(max_tokens=500, **params), script=script)
+        stream.finish()
+    finally:
+        lm.scheduler.engine = lm.engine
+    lm.scheduler.check_integrity()
+    assert lm.scheduler.pool.num_free_pages == lm.scheduler.pool.num_pages
+    return stream, recording
+
+
+def orders(count: int) -> list[Lengths]:
+    """Lengths for which `count` forks finish in every order (all of them up to 4 forks)."""
+    ranks = list(itertools.permutations(range(count)))
+    if count > 4:
+        ranks = random.Random(count).sample(ranks, 50)
+    # A promise takes five steps, so a fork that starts k promises later must be shorter by 5 k.
+    return [tuple(1 + 7 * r + 5 * (count - 1 - k) for k, r in enumerate(rank)) for rank in ranks]
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_forks_may_finish_in_any_order(pasta: LM, count: int) -> None:
+    for lengths in orders(count):
+        stream, recording = decode(pasta, promises_script(pasta, lengths))
+        request = stream.request
+        ends = [t.end_step for t in stream.completion.threads if t.parent is not None]
+        assert len(set(ends)) == count
+        trace = stream.completion.trace
+        assert largest_gap(pasta.engine.model, request, recording) < 1e-4
+        assert [list(s.steps) for s in trace.segments] == derived_steps(trace)
+        sync = max(5 * count + 1, *(5 * k + 1 + n + 1 for k, n in enumerate(lengths, 1)))
+        assert stream.completion.usage.sequential_steps >= sync - 1
+
+
+def test_finish_orders_are_really_all_orders(pasta: LM) -> None:
+    found = set()
+    for lengths in orders(4):
+        stream, _ = decode(pasta, promises_script(pasta, lengths))
+        ends = [t.end_step for t in stream.completion.threads[1:]]
+        found.add(tuple(sorted(range(4), key=lambda k: ends[k])))
+    assert len(found) == 24
+
+
+def rows_of(stream: Any, recording: Recording) -> dict[tuple[str, int], torch.Tensor]:
+    """Logit rows by (thread, index of the token in its thread)."""
+    recorder = stream.request.recorder
+    starts: dict[int, int] = {}
+    for thread in recorder.threads.values():
+        at = 0
+        for handle in thread.segments:
+            starts[handle] = at
+            at += len(recorder.segments[handle].tokens)
+    return {
+        (recorder.segments[handle].thread, starts[handle] + index): row
+        for (_, handle, index), row in recording.rows.items()
+    }
+
+
+def test_a_siblings_tokens_do_not_touch_a_fork_but_the_join_does(pasta: LM) -> None:
+    lengths = (6, 9, 4)
+    base = rows_of(*decode(pasta, promises_script(pasta, lengths)))
+    other = rows_of(*decode(pasta, promises_script(pasta, lengths, swap="main.2")))
+    assert base.keys() == other.keys()
+    changed = {key for key in base if not torch.equal(base[key], other[key])}
+    assert {thread for thread, _ in changed} == {"main", "main.2"}
+    on_main = sorted(index for thread, index in changed if thread == "main")
+    all_main = sorted(index for thread, index in base if thread == "main")
+    assert on_main == all_main[-4:]  # the sync and the three tokens after it, nothing before
+
+
+def test_main_after_a_fork_does_not_touch_the_fork(pasta: LM) -> None:
+    script = promises_script(pasta, (12,))
+    rows = []
+    for extra in (60, 61):
+
+        def varied(thread: str, index: int, extra: int = extra) -> int | None:
+            if thread == "main" and index >= 5:
+                return [extra, extra, pasta.vocabulary.control["sync"], 50, 2][min(index - 5, 4)]
+            return script(thread, index)
+
+        rows.append(rows_of(*decode(pasta, varied, stop_ids=frozenset({2}))))
+    assert all(torch.equal(row, rows[1][key]) for key, row in rows[0].items() if key[0] == "main.1")
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_steps_measured_are_steps_derived(seed: int) -> None:
+    engine = HFEngine(tiny_model("llama"), 512)
+    requests = [make_request(seed + k) for k in range(3)]
+    run_all(scheduler_for(engine, 512), requests)
+    for request in requests:
+        trace = request.recorder.freeze()
+        measured = max((s for seg in trace.segments for s in seg.steps if s is not None), default=0)
+        assert measured == request.step
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), page_size=st.sampled_from([1, 3, 8]))
+def test_a_requests_answer_does_not_depend_on_its_neighbours(seed: int, page_size: int) -> None:
+    def drawn(num_pages: int, count: int) -> Any:
+        engine = HFEngine(tiny_model("qwen2"), 512)
+        requests = [make_request(seed + k, script=None) for k in range(count)]
+        run_all(scheduler_for(engine, num_pages // page_size, page_size), requests)
+        return [[(s.thread, s.tokens) for s in r.recorder.freeze().segments] for r in requests]
+
+    # Sampling is greedy over a tiny random model with wide gaps, so ties are out of the question.
+    assert drawn(512, 1) == drawn(512, 4)[:1] == drawn(200, 4)[:1]
+
+
+def test_preemption_happens_and_changes_nothing() -> None:
+    engine = Recording(HFEngine(tiny_model("llama"), 512))
+    requests = [make_request(seed, RandomSession(seed, max_length=40)) for seed in range(5)]
+    scheduler = scheduler_for(engine, 110)
+    run_all(scheduler, requests)
+    assert scheduler.num_preemptions > 0
+    for request in requests:
+        assert request.finish_reason == "stop"
+        assert largest_gap(engine.engine.model, request, engine) < 1e-4
+
+
+def test_restoring_differs_from_recomputing_without_the_evicted() -> None:
+    """Survivors keep what they absorbed: a pass without the evicted segment gives other logits."""
+    model = tiny_model("llama")
+    engine = Recording(HFEngine(model, 512))
+    session = RandomSession(11, rates={"fork": 0, "join": 0, "evict": 0.5, "cut": 0.5})
+    request = make_request(11, session)
+    run_all(scheduler_for(engine, 512), [request])
+    trace = request.recorder.freeze()
+    last = trace.segments[-1]
+    dead = {s.id for s in trace.segments} - last.sees - {last.id}
+    assert dead
+    reference = one_pass(model, trace)
+    kept = [s for s in trace.segments if s.id not in dead]
+    tokens = torch.tensor([[t for s in kept for t in s.tokens]])
+    positions = torch.tensor([[p for s in kept for p in s.positions]])
+    with torch.inference_mode():
+        recomputed = model(input_ids=tokens, position_ids=positions, use_cache=False).logits[0]
+    assert float((reference[-1] - recomputed[-1]).abs().max()) > 1e-3
+
+
+def test_an_evicted_page_is_free_at_once_and_admits_a_waiting_request() -> None:
+    engine = HFEngine(tiny_model("llama"), 64)
+    scheduler = scheduler_for(engine, 64)
+    session = RandomSession(0, max_length=100, rates={"fork": 0, "join": 0, "evict": 1, "cut": 0})
+    request = make_request(0, session)
+    scheduler.submit(request)
+    held = []
+    while scheduler.step():
+        scheduler.check_integrity()
+        held.append(request.num_pages)
+    assert (
+        max(held[1:-1])
+        < request.num_prompt_tokens + 10
+        < sum(len(s.tokens) for s in request.recorder.segments)
+    )
+
+
+def test_a_prompt_that_cannot_fit_is_refused_with_both_numbers() -> None:
+    engine = HFEngine(tiny_model("llama"), 600)
+    scheduler = scheduler_for(engine, 5)
+    request = make_request(1)
+    request.num_prompt_tokens = 6
+    with pytest.raises(PromptTooLong, match=r"6 KV slots but the pool has 5"):
+        scheduler.submit(request)
+    request.num_prompt_tokens = 512
+    with pytest.raises(PromptTooLong, match=r"512 tokens but the model has 512 positions"):
+        scheduler.submit(request)
+
+
+def test_a_response_that_outgrows_the_pool_ends_with_length() -> None:
+    engine = HFEngine(tiny_model("llama"), 64)
+    requests = [make_request(k, PlainSession()) for k in range(3)]
+    run_all(scheduler_for(engine, 30), requests)
+    for request in requests:
+        assert request.finish_reason == "length"
+        assert sum(len(s.tokens) for s in request.recorder.segments) in (30, 31)
+
+
+def test_the_last_position_ends_a_thread() -> None:
+    engine = HFEngine(tiny_model("llama"), 600)
+    request = make_request(2, PlainSession(), max_positions=40)
+    run_all(scheduler_for(engine, 600), [request])
+    positions = [p for s in request.recorder.segments for p in s.positions]
+    assert positions == list(range(40))
+    assert request.finish_reason == "length"
+
+
+@pytest.mark.parametrize("budget", [1, 2, 7, 8, 12, 13, 14, 30])
+def test_the_budget_is_charged_in_thread_order_and_hit_exactly(pasta: LM, budget: int) -> None:
+    script = promises_script(pasta, (20, 20))
+    stream = pasta.submit("hi", SamplingParams(max_tokens=budget), script=script)
+    done = stream.finish()
+    assert sum(t.num_tokens for t in done.threads) == budget
+    assert done.finish_reason == "length"
+    assert {t.finish_reason for t in done.threads} == {"length"}
+    pasta.scheduler.check_integrity()
+
+
+def test_cancelling_frees_slots_at_once_and_leaves_the_others_alone(pasta: LM) -> None:
+    script = promises_script(pasta, (20, 20))
+    params = SamplingParams(max_tokens=100)
+    alone = pasta.submit("hi", params, script=script).finish()
+    doomed = pasta.submit("hi there", params, script=script)
+    other = pasta.submit("hi", params, script=script)
+    for _ in range(15):
+        pasta.step(other.request)
+    held = doomed.request.num_pages
+    free = pasta.scheduler.pool.num_free_pages
+    doomed.close()
+    assert held
+    assert pasta.scheduler.pool.num_free_pages == free + held
+    pasta.scheduler.check_integrity()
+    assert doomed.completion.finish_reason == "cancelled"
+    assert other.finish().text == alone.text
+
+
+def test_an_engine_that_fails_leaves_no_slots_taken(pasta: LM) -> None:
+    class Broken(Recording):
+        def forward(self, runs: Any) -> torch.Tensor:
+            raise RuntimeError("out of memory")
+
+    stream = pasta.submit("hi")
+    pasta.scheduler.engine = Broken(pasta.engine)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        stream.finish()
+    pasta.scheduler.engine = pasta.engine
+    assert stream.request.is_done
+    assert stream.request.finish_reason == "error"
+    pasta.scheduler.check_integrity()
+    assert pasta.scheduler.pool.num_free_pages == pasta.scheduler.pool.num_pages
+    assert pasta.generate("hi", SamplingParams(max_tokens=2))[0].finish_reason == "length"
+
+
+def test_a_long_prompt_is_fed_in_chunks_with_the_same_answer() -> None:
+    lm = tiny_lm()
+    prompt = "The quick brown fox jumps over the lazy dog. " * 8
+    params = SamplingParams(max_tokens=12)
+    whole = lm.generate(prompt, params)[0]
+    lm.scheduler.max_rows = 7
+    chunked = lm.generate(prompt, params)[0]
+    assert [s.tokens for s in whole.trace.segments] == [s.tokens for s in chunked.trace.segments]
+    assert chunked.usage.sequential_steps == whole.usage.sequential_steps
+
+
+def test_pool_books() -> None:
+    pool = Pool(4, 3)
+    a, b = SlotList(), SlotList()
+    assert pool.extend(a, 4) == [0, 1, 2, 3]
+    assert pool.extend(b, 1) == [6]
+    assert pool.pages_to_extend(a, 2) == 0
+    assert pool.pages_to_extend(a, 3) == 1
+    pool.check_integrity()
+    with pytest.raises(PoolError, match="free"):
+        pool.extend(b, 7)
+    pool.free(a)
+    assert pool.num_free_pages == 3
+    pool.check_integrity()
+    b.pages.append(0)
+    with pytest.raises(PoolError):
+        pool.check_integrity()
+
+
+def test_scripted_helper_is_deterministic() -> None:
+    assert scripted(1)("main", 3) == scripted(1)("main", 3)
