@@ -2,23 +2,25 @@
 
 Main writes a short outline. As it ends, every point becomes a thread that sees the question and
 the whole outline, computed once, then an injected chat turn that asks for that point, then the
-point's own beginning. The answer is the points one after the other; the outline is not in it. An
-outline without list items falls back to plain decoding: a thread that sees nothing of the
-outline answers the prompt as if it had been asked directly.
+point's own beginning. The answer is the points, a line each; the outline is not in it.
+
+An outline of fewer than two points has nothing to decode in parallel: main then stops seeing all
+of it, takes the prompt as it was asked, from position 0, and answers like method `sequential`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stretto.dialects.base import Legal
 from stretto.dialects.plain import PlainSession
-from stretto.effects import Close, Fork, Move, Place, Wait
-from stretto.errors import Unsupported
+from stretto.effects import Close, Cut, Evict, Fork, Move, Place, Wait
+from stretto.errors import InvalidInput, Unsupported
+from stretto.methods.outline import OutlineReader
 from stretto.recorder import MAIN, OpenThread, Recorder
+from stretto.runtime.text import Detokenizer
 
 if TYPE_CHECKING:
     from stretto.dialects.base import Session
@@ -27,32 +29,36 @@ if TYPE_CHECKING:
 
 OUTLINE_REQUEST = (
     "{question}\n\n"
-    "Do not answer yet. First plan the answer: write only a numbered list of 3 to 6 points, "
-    "each a heading of 2 to 5 words, one point per line, and nothing else."
+    "Do not answer yet. Write only an outline of the answer: a numbered list of 3 to 6 points, "
+    "2 to 5 words each."
 )
-POINT_REQUEST = 'Write one or two short sentences about "{title}". No list.'
-OUTLINE_START = "1."
-OUTLINE_CAP = 160
+POINT_REQUEST = "Now write point {number}, {title}, in one or two short sentences."
+EXAMPLES: tuple[tuple[str, str], ...] = (
+    (
+        OUTLINE_REQUEST.format(question="How can I sleep better?"),
+        "1. Keep a fixed bedtime\n2. Put screens away early\n3. Make the bedroom dark\n"
+        "4. Skip late coffee",
+    ),
+    (
+        POINT_REQUEST.format(number=2, title="Put screens away early"),
+        "2. Put screens away early: Bright screens keep the brain awake. Stop using them an hour "
+        "before bed.",
+    ),
+    (
+        OUTLINE_REQUEST.format(question="Why did sailors need lighthouses?"),
+        "1. Dark coasts at night\n2. Hidden rocks and reefs\n3. Finding the harbour",
+    ),
+    (
+        POINT_REQUEST.format(number=3, title="Finding the harbour"),
+        "3. Finding the harbour: A steady light on a tower told sailors where the port began, so "
+        "they could steer home safely.",
+    ),
+)
+OUTLINE_CAP = 96
 """Tokens an outline may take; what it has by then is used."""
-POINT_CAP = 96
+POINT_CAP = 80
 """Tokens a point may take: it was asked for one or two sentences."""
-MAX_POINTS = 10
-
-_ITEM = re.compile(r"[ \t]*(?:\d{1,3}[.)](?!\d)|[-*•+](?![-*]))[ \t]*(.*)")
-
-
-def outline_points(outline: str) -> list[str]:
-    """The points of an outline: lines that begin with `1.`, `1)` or a bullet, without the mark.
-
-    Empty points, sub-items such as `1.1` and repeated points are left out.
-    """
-    points: list[str] = []
-    for line in outline.splitlines():
-        item = _ITEM.fullmatch(line)
-        title = item[1].strip().strip("*_").strip().rstrip(":").strip() if item else ""
-        if title and title not in points:
-            points.append(title)
-    return points
+MAX_POINTS = 8
 
 
 @dataclass(frozen=True)
@@ -67,29 +73,49 @@ class SkeletonOfThought:
     def start(
         self, lm: LM, prompt: Sequence[dict[str, str]] | str, params: SamplingParams
     ) -> tuple[list[int], Session]:
-        if isinstance(prompt, str):
-            raise Unsupported(
-                "method 'sot' asks its points as chat turns, but the prompt is raw text or the "
-                "model has no chat template; use method 'sequential'"
-            )
-        *history, last = prompt
-        question = {**last, "content": OUTLINE_REQUEST.format(question=last["content"])}
-        outline_prompt = [*lm.encode([*history, question]), *lm.vocabulary.encode(OUTLINE_START)]
-        return outline_prompt, SoTSession(
-            plain=PlainSession(lm.banned),
+        direct = lm.encode(prompt)
+        messages = _checked(lm, prompt)
+        plain = PlainSession(lm.banned)
+        outline_prompt = lm.encode(_outline_chat(messages))
+        session = SoTSession(
+            plain=plain,
             decode=lm.vocabulary.decode,
             encode=lm.vocabulary.encode,
             encode_turn=lm.encode_turn,
-            direct_prompt=lm.encode(prompt),
+            direct_prompt=direct,
             max_points=min(self.max_points, params.max_forks),
-            outline_cap=self.outline_cap,
+            outline_cap=min(self.outline_cap, max(1, params.max_tokens // 2)),
             point_cap=self.point_cap,
         )
+        return outline_prompt, session
+
+
+def _checked(lm: LM, prompt: Sequence[dict[str, str]] | str) -> list[dict[str, str]]:
+    if isinstance(prompt, str) or not lm.has_chat_template:
+        raise Unsupported(
+            "method 'sot' asks its points as chat turns, but the prompt is raw text or the "
+            "model has no chat template; use method 'sequential'"
+        )
+    lm.encode_turn("a")
+    return list(prompt)
+
+
+def _outline_chat(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The chat with worked examples before it and the request for an outline in its last turn."""
+    num_system = next((i for i, m in enumerate(messages) if m["role"] in ("user", "assistant")), 0)
+    examples = [
+        {"role": role, "content": content}
+        for pair in EXAMPLES
+        for role, content in zip(("user", "assistant"), pair, strict=True)
+    ]
+    last = messages[-1]
+    question = {**last, "content": OUTLINE_REQUEST.format(question=last["content"])}
+    return [*messages[:num_system], *examples, *messages[num_system:-1], question]
 
 
 @dataclass
 class SoTSession:
-    """The program: an outline on main, then one thread a point, or one that answers directly."""
+    """The program: an outline on main, then one thread a point, or a direct answer on main."""
 
     plain: PlainSession
     decode: Callable[[Sequence[int]], str]
@@ -102,20 +128,24 @@ class SoTSession:
     main_role: str = "outline"
     budget: Callable[[], int] = lambda: 0
     ends: dict[str, list[int]] = field(default_factory=dict)
+    readers: dict[str, Detokenizer] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.outline = OutlineReader(self.max_points)
 
     def feed(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
-        if thread.name != MAIN:
-            return self.plain.feed(recorder, thread, token)
-        moves: list[Move] = [Place(token, markup=True)]
-        if thread.num_drawn >= self.outline_cap:
-            moves += self._expand(recorder, thread, [*self._outline(recorder, thread), token])
-        return moves
+        if thread.role == "outline":
+            return self._feed_outline(recorder, thread, token)
+        if thread.role == "point":
+            return self._feed_point(thread, token)
+        return self.plain.feed(recorder, thread, token)
 
     def stopped(self, recorder: Recorder, thread: OpenThread, reason: str) -> list[Move]:
-        if thread.name == MAIN:
-            return self._expand(recorder, thread, self._outline(recorder, thread))
-        end: list[Move] = [Place(t, "injected") for t in self.ends.get(thread.name, [])]
-        return [*end, Close(reason)]
+        if thread.role == "outline":
+            self.outline.finish()
+            return self._expand(recorder, thread)
+        return [*self._end_of(thread), Close(reason)]
 
     def cut_off(self, recorder: Recorder, thread: OpenThread) -> list[Move]:
         return []
@@ -126,21 +156,44 @@ class SoTSession:
     def legal(self, recorder: Recorder, thread: OpenThread) -> Legal | None:
         return self.plain.legal(recorder, thread)
 
-    def _outline(self, recorder: Recorder, thread: OpenThread) -> list[int]:
-        segments = [recorder.segments[h] for h in thread.segments]
-        return [t for s in segments if s.role == self.main_role for t in s.tokens]
+    def _text(self, thread: OpenThread, token: int) -> str:
+        return self.readers.setdefault(thread.name, Detokenizer(self.decode)).push(token)
 
-    def _expand(self, recorder: Recorder, thread: OpenThread, outline: list[int]) -> list[Move]:
-        points = outline_points(OUTLINE_START + self.decode(outline))[: self.max_points]
-        forks = self._points(points) if points else [self._direct(thread)]
-        children = tuple(fork.child for fork in forks)
-        return [*forks, Wait(children), Close("stop")]
+    def _feed_outline(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
+        moves: list[Move] = [Place(token, markup=True)]
+        self.outline.push(self._text(thread, token))
+        if thread.num_drawn >= self.outline_cap:
+            self.outline.finish(is_complete=False)
+        if self.outline.is_over:
+            moves += self._expand(recorder, thread)
+        return moves
+
+    def _feed_point(self, thread: OpenThread, token: int) -> list[Move]:
+        """A point ends at its first line break after it has said something."""
+        head, line_break, _ = self._text(thread, token).partition("\n")
+        if head.strip():
+            self.begun.add(thread.name)
+        if not line_break or thread.name not in self.begun:
+            return [Place(token)]
+        if head.strip():
+            return [Place(token), Close("stop")]
+        return [Place(token, markup=True), *self._end_of(thread), Close("stop")]
+
+    def _end_of(self, thread: OpenThread) -> list[Move]:
+        return [Place(t, "injected") for t in self.ends.get(thread.name, [])]
+
+    def _expand(self, recorder: Recorder, thread: OpenThread) -> list[Move]:
+        points = self.outline.points[: self.max_points]
+        forks = self._points(points) if len(points) > 1 else []
+        if not forks:
+            return self._direct(thread)
+        return [*forks, Wait(tuple(fork.child for fork in forks)), Close("stop")]
 
     def _points(self, points: list[str]) -> list[Fork]:
         forks = []
         for number, title in enumerate(points, 1):
             child = f"{MAIN}.{number}"
-            turn = self.encode_turn(POINT_REQUEST.format(title=title))
+            turn = self.encode_turn(POINT_REQUEST.format(number=number, title=title))
             start = self.encode(f"{number}. {title}:")
             self.ends[child] = self.encode("\n") if number < len(points) else []
             forks.append(
@@ -156,13 +209,12 @@ class SoTSession:
             )
         return forks
 
-    def _direct(self, thread: OpenThread) -> Fork:
-        """A thread that sees nothing but the prompt as it was asked, from position 0."""
-        return Fork(
-            f"{MAIN}.1",
-            inject=tuple(self.direct_prompt),
-            position=0,
-            role="answer",
-            joins=False,
-            evict=(*thread.sees, thread.own.handle),
-        )
+    def _direct(self, thread: OpenThread) -> list[Move]:
+        """Main begins again: sees nothing written so far, then the prompt as it was asked."""
+        seen = (*thread.sees, thread.own.handle)
+        return [
+            Cut(position=0, role="direct prompt"),
+            *(Evict(handle) for handle in seen),
+            *(Place(token, "prompt", markup=True) for token in self.direct_prompt),
+            Cut(role="answer"),
+        ]

@@ -418,8 +418,8 @@ class Request:
         for lane in sorted(lanes, key=lambda lane: bool(lane.moves)):
             held = [move for move in lane.moves if isinstance(move, Join | Place)]
             lane.moves.clear()
-            for move in held:
-                self._carry_out(lane, move)
+            for late in held:
+                self._carry_out(lane, late)
             for move in self.session.cut_off(self.recorder, lane.thread):
                 self._carry_out(lane, move)
             self._close(lane, reason)

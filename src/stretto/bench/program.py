@@ -1,0 +1,136 @@
+"""What is decoded while measuring: forced tokens, by a program that forks threads in bursts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from stretto.effects import Close, Fork, Move, Place, Wait
+from stretto.errors import InvalidInput
+from stretto.recorder import MAIN, OpenThread, Recorder
+
+if TYPE_CHECKING:
+    from stretto.engines.base import Engine
+    from stretto.lm import LM
+    from stretto.runtime.request import Request
+    from stretto.runtime.text import Decode
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What is measured: an engine, and ids that may stand in a text.
+
+    `weight_bytes`: what one pass must read of the weights, each once; None if not known.
+    """
+
+    engine: Engine
+    ids: Sequence[int]
+    decode: Decode
+    name: str
+    dtype: str = "none"
+    device: str = "cpu"
+    weight_bytes: int | None = None
+
+    @classmethod
+    def of(cls, lm: LM) -> Self:
+        vocabulary = lm.vocabulary
+        barred = {*vocabulary.control.values(), *vocabulary.spare_ids, *vocabulary.end_ids}
+        model = getattr(lm.engine, "model", None)
+        return cls(
+            engine=lm.engine,
+            ids=[i for i in range(vocabulary.size) if i not in barred],
+            decode=vocabulary.decode,
+            name=lm.name,
+            dtype="none" if model is None else str(model.dtype).removeprefix("torch."),
+            device="cpu" if model is None else str(model.device),
+            weight_bytes=None if model is None else weight_bytes(model),
+        )
+
+    def draw(self, rng: random.Random, count: int) -> list[int]:
+        return rng.choices(self.ids, k=count)
+
+    def check_room(self, longest: int, slots: int) -> None:
+        """Raises `InvalidInput` unless `longest` positions and `slots` KV slots are there."""
+        for need, room, what in (
+            (longest, self.engine.max_positions, "positions"),
+            (slots, self.engine.num_slots, "KV slots"),
+        ):
+            if need > room:
+                raise InvalidInput(
+                    f"this needs {need} {what} but there are {room}; "
+                    "ask for fewer tokens, threads or context"
+                )
+
+
+def weight_bytes(model: Any) -> int:
+    """Bytes of all weights but the input embedding, of which a pass reads only a few rows (it
+    counts whole where it is the output head too)."""
+    head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    unread = 0 if head.data_ptr() == table.data_ptr() else table.numel() * table.element_size()
+    return sum(p.numel() * p.element_size() for p in model.parameters()) - unread
+
+
+@dataclass
+class ForkProgram:
+    """Main draws one token, then forks bursts of threads, each after the one before has ended.
+
+    `bursts`: per burst, the one token injected into each of its threads. A thread ends with its
+    token number `num_tokens`, or by an end id. No thread is joined: its slots are free at its end.
+    """
+
+    bursts: Sequence[Sequence[int]]
+    num_tokens: int
+    main_role: str = "main"
+    budget: Callable[[], int] = lambda: 0
+
+    def feed(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
+        if thread.name != MAIN:
+            is_last = thread.num_drawn >= self.num_tokens
+            return [Place(token), Close("stop")] if is_last else [Place(token)]
+        moves: list[Move] = [Place(token)]
+        number = 0
+        for burst in self.bursts:
+            names = [child_name(number + i) for i in range(len(burst))]
+            number += len(burst)
+            moves += [
+                Fork(name, inject=(start,), joins=False)
+                for name, start in zip(names, burst, strict=True)
+            ]
+            moves.append(Wait(tuple(names)))
+        return [*moves, Close("stop")]
+
+    def stopped(self, recorder: Recorder, thread: OpenThread, reason: str) -> list[Move]:
+        return [Close(reason)]
+
+    def cut_off(self, recorder: Recorder, thread: OpenThread) -> list[Move]:
+        return []
+
+    def annotated(self, recorder: Recorder) -> None:
+        return None
+
+    def legal(self, recorder: Recorder, thread: OpenThread) -> None:
+        return None
+
+
+def child_name(index: int) -> str:
+    """Threads are numbered from 1 over all bursts."""
+    return f"{MAIN}.{index + 1}"
+
+
+def drawn_tokens(request: Request, thread: str) -> list[int]:
+    """What a thread drew, in order."""
+    segments = [request.recorder.segments[h] for h in request.recorder.threads[thread].segments]
+    return [
+        token
+        for segment in segments
+        for token, step in zip(segment.tokens, segment.steps, strict=True)
+        if step is not None
+    ]
+
+
+def last_step(request: Request) -> int:
+    """The step of the last token that any thread drew: the measured critical path."""
+    steps = [s for segment in request.recorder.segments for s in segment.steps if s is not None]
+    return max(steps, default=0)

@@ -1,0 +1,125 @@
+"""Results as an aligned table, and as a folder: raw records, summary, picture, and `run.json`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stretto.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Rows = Sequence[dict[str, Any]]
+
+
+def format_table(rows: Rows) -> str:
+    """Aligned columns under their names; all rows have the first one's keys. Empty for no rows."""
+    if not rows:
+        return ""
+    header = list(rows[0])
+    lines = [header, *([_cell(row[key]) for key in header] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+
+
+def prepare_folder(out: Path) -> None:
+    """Makes the folder before anything is measured. Raises `InvalidInput` if that fails."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / f".probe-{secrets.token_hex(4)}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot write to --out {str(out)!r} ({error.strerror}); name another folder"
+        ) from None
+
+
+def save(out: Path, rows: Rows, records: Rows, figure: Figure, run: dict[str, Any]) -> None:
+    """Writes `pairs.jsonl`, `summary.csv`, `plot.png` and `run.json`, each atomically.
+
+    `run.json` comes last: a folder that has it is complete.
+    """
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    write_atomically(out / "pairs.jsonl", "".join(lines).encode())
+    write_atomically(out / "summary.csv", to_csv(rows).encode())
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
+    write_atomically(out / "plot.png", picture.getvalue())
+    text = json.dumps(run, ensure_ascii=False, indent=2) + "\n"
+    write_atomically(out / "run.json", text.encode())
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The file is there whole or not at all."""
+    scratch = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        with scratch.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def to_csv(rows: Rows) -> str:
+    """All rows under the first one's keys; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def plot_forks(rows: Rows) -> Figure:
+    """Realized and theoretical speed-up by number of forks."""
+    figure, axes = _figure("forks", "speed-up over one thread")
+    forks = [row["forks"] for row in rows]
+    axes.plot(forks, [row["theoretical"] for row in rows], "--", color="gray", label="theoretical")
+    _errors(axes, forks, rows, "realized", "realized (median, 95% interval)")
+    axes.legend()
+    return figure
+
+
+def plot_step(rows: Rows) -> Figure:
+    """Cost of a pass over that of one row, by rows, a line per context."""
+    figure, axes = _figure("rows in a pass", "time of a pass / with one row")
+    for context in dict.fromkeys(row["context"] for row in rows):
+        own = [row for row in rows if row["context"] == context]
+        _errors(axes, [row["rows"] for row in own], own, "ratio", f"context {context}")
+    axes.axhline(1, linestyle="--", color="gray")
+    axes.legend()
+    return figure
+
+
+def _figure(x: str, y: str) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot(xlabel=x, ylabel=y)
+    axes.set_ylim(bottom=0, auto=True)
+    return figure, axes
+
+
+def _errors(axes: Any, x: list[int], rows: Rows, key: str, label: str) -> None:
+    y = [row[key] for row in rows]
+    below = [row[key] - row["low"] for row in rows]
+    above = [row["high"] - row[key] for row in rows]
+    axes.errorbar(x, y, yerr=[below, above], marker="o", capsize=3, label=label)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

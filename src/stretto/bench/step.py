@@ -1,0 +1,224 @@
+"""What one pass costs for r rows of r threads over a shared prefix, against one row."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from stretto.bench.pairs import Report, bootstrap_median, rounded
+from stretto.bench.program import ForkProgram, Target
+from stretto.params import SamplingParams
+from stretto.recorder import MAIN
+from stretto.runtime.pool import Pool
+from stretto.runtime.request import Request
+from stretto.runtime.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stretto.engines.base import Engine
+    from stretto.runtime.views import Run
+
+NUM_PASSES = 8
+"""Passes of a burst that are timed. Its first pass, which sets up views, and its last, after
+which the next burst is forked, are not."""
+
+DEFINITIONS = {
+    "context": "tokens of the prefix that all rows see, computed once",
+    "rows": "threads with one row each per pass",
+    "pass": f"one Engine.forward; of a burst of passes the median of {NUM_PASSES} counts, without "
+    "the burst's first and last pass",
+    "ratio": "median over pairs of bursts of the pass time for `rows` rows / for 1 row, the two "
+    "bursts of a pair in alternating order within one request",
+    "low, high": "percentile bootstrap 95% interval of `ratio` over pairs",
+    "pass_ms, one_row_ms": "median over pairs of the pass time for `rows` rows and for 1 row",
+    "step_ms": "the same for one whole Scheduler.step",
+    "scheduler_ms": "the same for Scheduler.step - Engine.forward: scheduling, books, sampling of "
+    "forced tokens (log-probabilities included), detokenisation, events",
+    "scheduler_share": "scheduler_ms / step_ms",
+    "bandwidth_share": "weight bytes / pass_ms / read_bytes_per_s; null if the weights are not known",
+    "weight_bytes": "all weights once, the input embedding only where it is the output head; "
+    "keys and values are not counted",
+    "read_bytes_per_s": "fastest of 9 sums over a 512 MiB float32 buffer, before and after the "
+    "benchmark, same process and torch threads",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One step of the scheduler that ran a pass."""
+
+    rows: int
+    engine_s: float
+    step_s: float
+
+    @property
+    def scheduler_s(self) -> float:
+        return self.step_s - self.engine_s
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Medians over the timed passes of a burst, in seconds."""
+
+    rows: int
+    engine_s: float
+    step_s: float
+    scheduler_s: float
+
+
+@dataclass
+class TimedEngine:
+    """An engine that notes rows and seconds of each pass."""
+
+    engine: Engine
+    times: list[tuple[int, float]] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def forward(self, runs: list[Run]) -> Tensor:
+        start = time.perf_counter()
+        logits = self.engine.forward(runs)
+        self.times.append((sum(len(r.tokens) for r in runs), time.perf_counter() - start))
+        return logits
+
+
+def measure(
+    target: Target, rows: Sequence[int], contexts: Sequence[int], num_pairs: int, seed: int,
+    report: Report,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
+    """A row per context and number of rows, and one record per burst.
+
+    Raises `InvalidInput` if the model or the pool is too small for it.
+    """
+    for context in contexts:
+        burst_tokens = NUM_PASSES + 2
+        target.check_room(context + burst_tokens, context + max(rows) * burst_tokens)
+    summary, records = [], []
+    for context in contexts:
+        for num_rows in rows:
+            pairs = measure_bursts(target, num_rows, context, num_pairs, seed)
+            records += [
+                {"context": context, "rows": burst.rows, "against": num_rows, "pair": pair}
+                | {"side": side, "pass_s": burst.engine_s, "step_s": burst.step_s}
+                for pair, sides in enumerate(pairs)
+                for side, burst in zip(("rows", "one_row"), sides, strict=True)
+            ]
+            summary.append(_row(context, pairs, seed))
+            report(f"context {context}, {num_rows} rows: {summary[-1]['ratio']:.3f} of one row")
+    return summary, records
+
+
+def measure_bursts(
+    target: Target, num_rows: int, context: int, num_pairs: int, seed: int
+) -> list[tuple[Burst, Burst]]:
+    """Pairs (bursts of `num_rows` rows, of one row), decoded by one request over one prefix."""
+    order = [(num_rows, 1) if pair % 2 == 0 else (1, num_rows) for pair in range(num_pairs)]
+    sizes = [num_rows, 1, *(size for pair in order for size in pair)]
+    request = _request(target, sizes, context, seed)
+    bursts = _bursts(_decode(target, request), context, sizes)[2:]
+    pairs = []
+    for i in range(num_pairs):
+        ours, theirs = bursts[2 * i], bursts[2 * i + 1]
+        pairs.append((ours, theirs) if i % 2 == 0 else (theirs, ours))
+    return pairs
+
+
+def _request(target: Target, sizes: list[int], context: int, seed: int) -> Request:
+    """Main sees `context` tokens, its own drawn one included, and forks bursts of `sizes`."""
+    rng = random.Random(f"step/{seed}/{context}/{sizes}")
+    end, ids = target.ids[0], target.ids[1:]
+    forced = {f"{MAIN}.{i + 1}": rng.choices(ids, k=NUM_PASSES + 1) for i in range(sum(sizes))}
+    program = ForkProgram([rng.choices(ids, k=size) for size in sizes], NUM_PASSES + 2)
+
+    def script(thread: str, index: int) -> int:
+        if thread == MAIN:
+            return ids[0]
+        tokens = forced[thread]
+        return tokens[index] if index < len(tokens) else end
+
+    return Request(
+        rng.choices(ids, k=context - 1),
+        program,
+        SamplingParams(max_tokens=2 + sum(map(len, forced.values()))),
+        decode=target.decode,
+        end_ids=frozenset({end}),
+        max_positions=target.engine.max_positions,
+        script=script,
+    )
+
+
+def _decode(target: Target, request: Request) -> list[Pass]:
+    engine = TimedEngine(target.engine)
+    scheduler = Scheduler(engine, Pool(target.engine.num_slots))
+    scheduler.submit(request)
+    steps: list[float] = []
+    is_alive = True
+    while is_alive:
+        start = time.perf_counter()
+        is_alive = scheduler.step()
+        steps.append(time.perf_counter() - start)
+    return [Pass(n, s, step) for (n, s), step in zip(engine.times, steps, strict=True)]
+
+
+def _bursts(passes: list[Pass], context: int, sizes: list[int]) -> list[Burst]:
+    """The passes cut into bursts; raises `AssertionError` if their rows are not as meant."""
+    left, at = context - 1, 0
+    while left > 0:
+        left -= passes[at].rows
+        at += 1
+    bursts = []
+    for number, size in enumerate(sizes):
+        own, at = passes[at : at + NUM_PASSES + 2], at + NUM_PASSES + 2
+        want = [size] * len(own)
+        want[0] += number == 0  # main's drawn token
+        if [p.rows for p in own] != want:
+            raise AssertionError(f"burst {number}: got {[p.rows for p in own]} rows, not {want}")
+        timed = own[1:-1]
+        bursts.append(
+            Burst(
+                rows=size,
+                engine_s=median(p.engine_s for p in timed),
+                step_s=median(p.step_s for p in timed),
+                scheduler_s=median(p.scheduler_s for p in timed),
+            )
+        )
+    return bursts
+
+
+def with_bandwidth(
+    rows: list[dict[str, Any]], weight_bytes: int | None, bandwidth: float
+) -> list[dict[str, Any]]:
+    """The rows with `bandwidth_share`; `bandwidth` in bytes per second."""
+    shares = [
+        None if weight_bytes is None else weight_bytes / (row["pass_ms"] / 1000) / bandwidth
+        for row in rows
+    ]
+    return [rounded(row | {"bandwidth_share": s}) for row, s in zip(rows, shares, strict=True)]
+
+
+def _row(context: int, pairs: list[tuple[Burst, Burst]], seed: int) -> dict[str, Any]:
+    ratio = bootstrap_median([ours.engine_s / one.engine_s for ours, one in pairs], seed)
+    pass_s = median(ours.engine_s for ours, _ in pairs)
+    step_s = median(ours.step_s for ours, _ in pairs)
+    scheduler_s = median(ours.scheduler_s for ours, _ in pairs)
+    return rounded(
+        {
+            "context": context,
+            "rows": pairs[0][0].rows,
+            "ratio": ratio.median,
+            "low": ratio.low,
+            "high": ratio.high,
+            "pairs": len(pairs),
+            "pass_ms": 1000 * pass_s,
+            "one_row_ms": 1000 * median(one.engine_s for _, one in pairs),
+            "step_ms": 1000 * step_s,
+            "scheduler_ms": 1000 * scheduler_s,
+            "scheduler_share": scheduler_s / step_s,
+        }
+    )

@@ -1,0 +1,103 @@
+"""The command line. Verbs import what is heavy inside their functions, so `--help` is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from stretto.cli import doctor, model, run, trace
+
+app = typer.Typer(
+    name="stretto",
+    help="Run self-orchestrating language models: threads that decode in parallel.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(run.run)
+app.add_typer(trace.app, name="trace")
+app.add_typer(model.app, name="model")
+app.command()(doctor.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from stretto import __version__
+
+        typer.echo(f"stretto {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def stretto(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it."),
+    ] = False,
+) -> None:
+    """Run self-orchestrating language models: threads that decode in parallel."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit status.
+
+    0 done, 1 failed, 2 asked for wrongly, 3 some items failed, 130 interrupted. An error that a
+    user can do something about is one line on stderr; any other keeps its traceback.
+    """
+    from stretto.cli.output import say
+    from stretto.errors import StrettoError
+
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(arguments, prog_name="stretto", standalone_mode=False)
+        _flush()
+        return code if isinstance(code, int) else 0
+    except StrettoError as error:
+        say(f"stretto: error: {error}")
+        return error.exit_code
+    except typer.TyperException as error:
+        return _usage_error(error)
+    except BrokenPipeError:
+        return 1
+    except typer.Abort:
+        return 1
+    finally:
+        _let_go_of_stdout()
+
+
+def _usage_error(error: Any) -> int:
+    """Says what was wrong with the arguments, and where the right ones are listed."""
+    from stretto.cli.output import say
+
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "stretto"
+    message = error.format_message()
+    if message:
+        say(f"stretto: error: {message.rstrip('.')}; see `{path} --help`")
+    return int(getattr(error, "exit_code", 2))
+
+
+def _flush() -> None:
+    from stretto.errors import StrettoError
+
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StrettoError(f"cannot write to standard output: {error.strerror}") from None
+
+
+def _let_go_of_stdout() -> None:
+    """What stdout refuses now it would refuse again, noisily, when Python ends."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,0 +1,258 @@
+"""How `stretto run` decodes one prompt and shows it: live, as plain text, or as JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from stretto.cli.output import (
+    interruptible,
+    is_live,
+    json_bytes,
+    say,
+    write_file,
+    write_json,
+    write_text,
+)
+from stretto.errors import StrettoError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stretto.completion import Completion
+    from stretto.lm import LM, Prompt, Stream
+    from stretto.params import SamplingParams
+    from stretto.runtime.events import Event
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `run` was asked for. `pairs` 0: no comparison."""
+
+    prompt: Prompt
+    params: SamplingParams
+    method: str
+    raw: bool = False
+    pairs: int = 0
+    as_json: bool = False
+    quiet: bool = False
+    trace: Path | None = None
+
+
+class View(Protocol):
+    """Shows one answer: entered, updated after every step, left, then finished."""
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *_: Any) -> None: ...
+    def update(self, events: Sequence[Event], text: str) -> None: ...
+    def finish(self, text: str) -> None: ...
+
+
+class SilentView:
+    """Shows nothing."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: Any) -> None: ...
+    def update(self, events: Sequence[Event], text: str) -> None: ...
+    def finish(self, text: str) -> None: ...
+
+
+class PlainView(SilentView):
+    """Writes settled text to stdout as it comes, in document order.
+
+    An end that may be the beginning of a stop string is held back, since it may be cut off.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = stop
+        self._num_written = 0
+
+    def update(self, events: Sequence[Event], text: str) -> None:
+        self._write(text[: len(text) - num_held(text, self._stop)])
+
+    def finish(self, text: str) -> None:
+        self._write(text if text.endswith("\n") else text + "\n")
+
+    def _write(self, text: str) -> None:
+        if len(text) > self._num_written:
+            write_text(text[self._num_written :])
+            self._num_written = len(text)
+
+
+def num_held(text: str, stop: Sequence[str]) -> int:
+    """The length of the longest end of `text` that a stop string could begin with."""
+    longest = max((len(s) - 1 for s in stop), default=0)
+    for length in range(min(longest, len(text)), 0, -1):
+        end = text[-length:]
+        if any(s.startswith(end) for s in stop):
+            return length
+    return 0
+
+
+class Interrupted(Exception):
+    """Ctrl-C ended the answer; what there is of it stays readable."""
+
+
+class Player:
+    """Decodes the answers of a job; the first one is shown as it decodes.
+
+    It has the `generate` of an `LM`, so that `compare` shows its unmeasured first answer too.
+    """
+
+    def __init__(self, lm: LM, view: View, is_interrupted: Callable[[], bool]) -> None:
+        self._lm = lm
+        self._view = view
+        self._is_interrupted = is_interrupted
+        self._first: Stream | None = None
+
+    @property
+    def first(self) -> Completion | None:
+        """The answer that was shown, whole or not; None if none was begun."""
+        is_done = self._first is not None and self._first.request.is_done
+        return self._first.completion if self._first is not None and is_done else None
+
+    def generate(
+        self, prompt: Prompt, params: SamplingParams, *, method: str, raw: bool
+    ) -> list[Completion]:
+        """Answers one prompt. Raises `Interrupted` after Ctrl-C."""
+        stream = self._lm.submit(prompt, params, method=method, raw=raw)
+        view: View = SilentView()
+        if self._first is None:
+            self._first, view = stream, self._view
+        try:
+            with view:
+                for events in self._steps(stream):
+                    view.update(events, stream.text)
+        finally:
+            stream.close()
+            if not isinstance(sys.exception(), BrokenPipeError):
+                view.finish(stream.text)
+        if self._is_interrupted():
+            raise Interrupted
+        return [stream.completion]
+
+    def _steps(self, stream: Stream) -> Iterator[list[Event]]:
+        """The events of each pass. Ctrl-C cancels the request before the next one."""
+        request = stream.request
+        while not request.is_done:
+            if self._is_interrupted():
+                stream.close()
+            else:
+                self._lm.step(request)
+            yield request.log.take()
+
+
+def load(
+    model: str,
+    dtype: str,
+    device: str,
+    threads: int | None,
+    pool_slots: int,
+    page_size: int,
+    offline: bool,
+) -> LM:
+    """Loads a model to compute with `threads` CPU threads (None: torch's own choice)."""
+    from stretto.lm import LM
+
+    lm = LM.load(
+        model,
+        dtype=dtype,
+        device=device,
+        pool_slots=pool_slots,
+        page_size=page_size,
+        offline=True if offline else None,
+    )
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    return lm
+
+
+def answer(lm: LM, job: Job) -> int:
+    """Answers the prompt, shows it, writes what was asked for, and returns the exit status.
+
+    The last measured answer is reported; after a failure or Ctrl-C, what there is of the first.
+    """
+    with interruptible() as is_interrupted:
+        player = Player(lm, view_for(lm, job), is_interrupted)
+        baseline = None
+        try:
+            if job.pairs:
+                completion, baseline = _compare(player, job)
+            else:
+                (completion,) = player.generate(
+                    job.prompt, job.params, method=job.method, raw=job.raw
+                )
+        except (Exception, KeyboardInterrupt) as error:
+            if player.first is None:
+                raise
+            _keep(lm, job, player.first, None, error)
+            if isinstance(error, Interrupted):
+                return INTERRUPTED
+            raise _told(error) from error
+        _keep(lm, job, completion, baseline)
+    return 0
+
+
+def _compare(player: Player, job: Job) -> tuple[Completion, Completion]:
+    from stretto.lm import compare
+
+    if not job.quiet and is_live(sys.stderr):
+        runs = f"{job.pairs} measured {'pair' if job.pairs == 1 else 'pairs'}"
+        say(f"comparing with sequential decoding: each once to warm up, then {runs}")
+    return compare(
+        cast("LM", player), job.prompt, job.params, method=job.method, raw=job.raw, pairs=job.pairs
+    )
+
+
+def view_for(lm: LM, job: Job) -> View:
+    """Live on a terminal (on stderr if stdout is to hold JSON), else plain or nothing."""
+    stream = sys.stderr if job.as_json else sys.stdout
+    if is_live(stream) and not job.quiet:
+        from rich.console import Console
+
+        from stretto.cli.live import LiveView
+
+        console = Console(file=stream, highlight=False)
+        label = f"{lm.name} {job.method}" if job.method != "auto" else lm.name
+        return LiveView(console, lm.vocabulary.decode, label, prints_answer=not job.as_json)
+    return SilentView() if job.as_json else PlainView(job.params.stop)
+
+
+def _keep(
+    lm: LM,
+    job: Job,
+    completion: Completion,
+    baseline: Completion | None,
+    error: BaseException | None = None,
+) -> None:
+    """Writes the trace file, the JSON object, and the summary."""
+    if job.trace is not None:
+        from stretto.cli.trace_file import trace_document
+
+        document = trace_document(completion, job.params, lm.card.dialect, lm.vocabulary)
+        write_file(job.trace, json_bytes(document))
+    if isinstance(error, BrokenPipeError):
+        return
+    if job.as_json:
+        write_json(completion.to_json())
+    elif not job.quiet:
+        from stretto.cli.summary import summary_lines
+
+        for line in summary_lines(completion, job.params, baseline, job.pairs):
+            say(line)
+
+
+def _told(error: BaseException) -> BaseException:
+    """An error that is the machine's limit rather than a bug of ours, as one for users."""
+    import torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return StrettoError("decoding failed: out of memory; try fewer --pool-slots")
+    return error

@@ -1,0 +1,59 @@
+"""The options of `stretto run`: their types, and what `--help` says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def _option(panel: str | None, help_text: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel=panel, **settings)
+
+
+Prompt = Annotated[
+    str | None, typer.Argument(metavar="[PROMPT]", help="The prompt; - or nothing reads stdin.")
+]
+File = Annotated[Path | None, _option(None, "Read the prompt from a UTF-8 file.", metavar="PATH")]
+System = Annotated[str | None, _option(None, "A system message before the prompt.", metavar="TEXT")]
+Raw = Annotated[bool, _option(None, "The prompt as it is, without the chat template.", "--raw")]
+Method = Annotated[str, _option(None, "auto (the model's own), sequential, sot, or pasta.")]
+
+Model = Annotated[str, _option("Model", "A name, folder, .gguf file or hub org/model.")]
+Dtype = Annotated[str, _option("Model", "auto, float32 or bfloat16.")]
+Device = Annotated[str, _option("Model", "cpu, cuda or cuda:N.")]
+Threads = Annotated[
+    int | None, _option("Model", "CPU threads to compute with.", metavar="N", min=1)
+]
+PageSize = Annotated[int, _option("Model", "KV slots a page.", metavar="N", min=1)]
+PoolSlots = Annotated[int, _option("Model", "KV slots in all.", metavar="N", min=2)]
+Offline = Annotated[bool, _option("Model", "Fetch nothing.", "--offline")]
+
+MaxTokens = Annotated[int, _option("Sampling", "Tokens of all threads together.", metavar="N")]
+Temperature = Annotated[float, _option("Sampling", "0 is greedy.", metavar="X")]
+TopK = Annotated[int, _option("Sampling", "0 keeps all tokens.", metavar="N")]
+TopP = Annotated[float, _option("Sampling", "1 keeps all tokens.", metavar="X")]
+RepetitionPenalty = Annotated[float, _option("Sampling", "1 is none.", metavar="X")]
+Stop = Annotated[
+    list[str] | None, _option("Sampling", "End before this text; repeatable.", metavar="TEXT")
+]
+StopId = Annotated[
+    list[int] | None,
+    _option("Sampling", "End the thread that draws this token; repeatable.", metavar="ID"),
+]
+Seed = Annotated[int, _option("Sampling", "Of all randomness.", metavar="N")]
+MaxThreadTokens = Annotated[
+    int | None, _option("Sampling", "Cap of each forked thread.", metavar="N")
+]
+MaxForks = Annotated[int, _option("Sampling", "Most threads to fork.", metavar="N")]
+
+AsJson = Annotated[bool, _option("Output", "Print one JSON object.", "--json")]
+Compare = Annotated[
+    bool, _option("Output", "Also decode sequentially, and report the speed-up.", "--compare")
+]
+Pairs = Annotated[int, _option("Output", "Pairs of --compare.", metavar="N", min=1)]
+Trace = Annotated[
+    Path | None, _option("Output", "Write segments and events as JSON.", metavar="FILE")
+]
+Quiet = Annotated[bool, _option("Output", "No live view, no summary.", "--quiet", "-q")]

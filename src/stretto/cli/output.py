@@ -1,0 +1,133 @@
+"""What the command line writes: data on stdout, one-line messages on stderr, whole files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import InvalidInput, StrettoError
+
+
+def write_text(text: str) -> None:
+    """Writes to stdout at once, as UTF-8. `BrokenPipeError` is left for `main`."""
+    write_bytes(text.encode("utf-8", errors="replace"))
+
+
+def write_json(value: Any) -> None:
+    """Writes one JSON value on one line of stdout."""
+    write_bytes(json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value as one line of UTF-8 JSON; lone surrogates (odd file names) stay escaped."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def write_bytes(data: bytes) -> None:
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StrettoError(f"cannot write to standard output: {reason}; free some space") from None
+
+
+def say(message: str) -> None:
+    """One line for people, on stderr."""
+    if sys.stderr is not None:
+        print(one_line(message), file=sys.stderr, flush=True)
+
+
+def one_line(message: str) -> str:
+    """A message without line breaks and control characters."""
+    return escaped(" ".join(message.split()))
+
+
+def escaped(text: str) -> str:
+    """Text that cannot steer a terminal: control characters but line feed and tab as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(ascii(c)[1:-1] if _steers(c) else c for c in text)
+
+
+def _steers(c: str) -> bool:
+    return c not in "\n\t" and (c < " " or "\x7f" <= c <= "\x9f")
+
+
+def is_live(stream: Any) -> bool:
+    """Whether a stream is a terminal that can redraw itself."""
+    is_terminal = stream is not None and stream.isatty()
+    return is_terminal and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Yields whether Ctrl-C was pressed. The first press is only noted, the next one kills.
+
+    Where Ctrl-C is ignored (background jobs) or belongs to another Python thread, nothing changes.
+    """
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield lambda: False
+        return
+    presses: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        presses.append(number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(presses)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Raises `InvalidInput`, naming `option`, unless a file can be written at `path`."""
+    folder = path.parent
+    if path.is_dir():
+        raise InvalidInput(f"{option} {str(path)!a} is a folder; name a file in it")
+    if not folder.is_dir():
+        raise InvalidInput(f"{option} {str(path)!a}: there is no folder {str(folder)!a}; make it")
+    target = path if path.exists() and not _is_replaceable(path) else folder
+    if not os.access(target, os.W_OK):
+        raise InvalidInput(f"{option} {str(path)!a} cannot be written; name another file")
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Writes a file whole or not at all; a device or pipe is written to as it is."""
+    try:
+        if path.exists() and not _is_replaceable(path):
+            path.write_bytes(data)
+            return
+        final = Path(os.path.realpath(path))
+        scratch = final.with_name(f".{final.name[:100]}.{os.getpid()}.tmp")
+        try:
+            with scratch.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(final)
+        finally:
+            scratch.unlink(missing_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StrettoError(f"cannot write {str(path)!a}: {reason}; name another file") from None
+
+
+def _is_replaceable(path: Path) -> bool:
+    return stat.S_ISREG(path.stat().st_mode)

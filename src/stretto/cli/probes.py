@@ -1,0 +1,146 @@
+"""What `stretto doctor` measures of this machine and installation. Imports torch when called."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+DISTRIBUTION = "stretto-lm"
+FEATURES = (
+    "avx2", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve",
+)  # fmt: skip
+"""CPU features that decide how fast a model runs."""
+
+BANDWIDTH_BYTES = 256 << 20
+BANDWIDTH_S = 0.4
+
+
+def versions() -> dict[str, str | None]:
+    """Installed versions by package name; None for one that is not there."""
+    names = (DISTRIBUTION, "torch", "transformers", "tokenizers", "safetensors", "numpy")
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def unmet_requirements() -> Iterator[str]:
+    """Each of our dependencies that is missing or of a version we do not run with, in words."""
+    from packaging.requirements import Requirement
+
+    try:
+        requirements = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return
+    for requirement in map(Requirement, requirements):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            yield f"{requirement.name} is not installed, {requirement.specifier} is needed"
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            yield f"{requirement.name} is {version}, {requirement.specifier} is needed"
+
+
+def cpu() -> dict[str, Any]:
+    """Name, cores that this process may use, and features of the CPU."""
+    fields: dict[str, str] = {}
+    path = Path("/proc/cpuinfo")
+    if path.is_file():
+        for line in path.read_text(errors="replace").split("\n\n", maxsplit=1)[0].splitlines():
+            key, _, value = line.partition(":")
+            fields[key.strip()] = value.strip()
+    flags = set(fields.get("flags", fields.get("Features", "")).split())
+    return {
+        "name": fields.get("model name") or platform.processor() or platform.machine(),
+        "cores": usable_cores(),
+        "features": [name for name in FEATURES if name in flags],
+    }
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def free_memory_bytes() -> int | None:
+    """Memory that can still be had: the machine's, or less under a limit. None if unknown."""
+    path = Path("/proc/meminfo")
+    if not path.is_file():
+        return None
+    lines = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    limit, used = (
+        _number(Path("/sys/fs/cgroup") / f"memory.{name}") for name in ("max", "current")
+    )
+    return free if limit is None or used is None else min(free, max(0, limit - used))
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def cuda_devices() -> list[dict[str, Any]]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        found.append({"name": facts.name, "memory_bytes": facts.total_memory})
+    return found
+
+
+def read_bandwidth_bytes_per_s(
+    num_bytes: int = BANDWIDTH_BYTES, seconds: float = BANDWIDTH_S
+) -> float:
+    """The best rate at which all torch threads together summed `num_bytes` of memory."""
+    import torch
+
+    data = torch.ones(num_bytes // 4, dtype=torch.float32)
+    best, stop = float("inf"), time.perf_counter() + seconds
+    while best == float("inf") or time.perf_counter() < stop:
+        start = time.perf_counter()
+        data.sum()
+        best = min(best, time.perf_counter() - start)
+    return num_bytes / best
+
+
+def check_engine(dtype: str) -> None:
+    """Builds the engine on a tiny random model; it must honour masks. Raises if it does not."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from stretto.engines.hf import HFEngine
+
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        attn_implementation="sdpa",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
+    HFEngine(model, num_slots=8)
