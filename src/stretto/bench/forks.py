@@ -99,7 +99,7 @@ def decode(target: Target, request: Request) -> Timed:
 
 
 def measure(
-    target: Target, forks: Sequence[int], num_tokens: int, num_prompt: int, num_pairs: int,
+    target: Target, forks: Sequence[int], *, num_tokens: int, num_prompt: int, num_pairs: int,
     seed: int, report: Report,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
     """A row per number of forks, and one record per side of each pair.

@@ -69,10 +69,9 @@ def weight_bytes(model: Any) -> int:
     counts whole where it is the output head too)."""
     head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     unread = 0 if head.data_ptr() == table.data_ptr() else table.numel() * table.element_size()
-    return sum(p.numel() * p.element_size() for p in model.parameters()) - unread
+    return int(sum(p.numel() * p.element_size() for p in model.parameters()) - unread)
 
 
-@dataclass
 class ForkProgram:
     """Main draws one token, then forks bursts of threads, each after the one before has ended.
 
@@ -80,10 +79,12 @@ class ForkProgram:
     token number `num_tokens`, or by an end id. No thread is joined: its slots are free at its end.
     """
 
-    bursts: Sequence[Sequence[int]]
-    num_tokens: int
-    main_role: str = "main"
-    budget: Callable[[], int] = lambda: 0
+    main_role = "main"
+
+    def __init__(self, bursts: Sequence[Sequence[int]], num_tokens: int) -> None:
+        self.bursts = bursts
+        self.num_tokens = num_tokens
+        self.budget: Callable[[], int] = lambda: 0
 
     def feed(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
         if thread.name != MAIN:

@@ -40,7 +40,7 @@ DEFINITIONS = {
     "scheduler_ms": "the same for Scheduler.step - Engine.forward: scheduling, books, sampling of "
     "forced tokens (log-probabilities included), detokenisation, events",
     "scheduler_share": "scheduler_ms / step_ms",
-    "bandwidth_share": "weight bytes / pass_ms / read_bytes_per_s; null if the weights are not known",
+    "bandwidth_share": "weight bytes / pass_ms / read_bytes_per_s; null without a known model",
     "weight_bytes": "all weights once, the input embedding only where it is the output head; "
     "keys and values are not counted",
     "read_bytes_per_s": "fastest of 9 sums over a 512 MiB float32 buffer, before and after the "
@@ -89,7 +89,7 @@ class TimedEngine:
 
 
 def measure(
-    target: Target, rows: Sequence[int], contexts: Sequence[int], num_pairs: int, seed: int,
+    target: Target, rows: Sequence[int], contexts: Sequence[int], *, num_pairs: int, seed: int,
     report: Report,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
     """A row per context and number of rows, and one record per burst.

@@ -53,7 +53,15 @@ def bench_forks(
     from stretto.bench.forks import DEFINITIONS, measure
     from stretto.bench.machine import describe_machine
 
-    rows, records = measure(target, counts, tokens, prompt_tokens, pairs, seed, _progress)
+    rows, records = measure(
+        target,
+        counts,
+        num_tokens=tokens,
+        num_prompt=prompt_tokens,
+        num_pairs=pairs,
+        seed=seed,
+        report=_progress,
+    )
     settings = {"forks": counts, "tokens": tokens, "prompt_tokens": prompt_tokens, "pairs": pairs}
     run = _run("forks", target, settings | {"seed": seed}, DEFINITIONS, describe_machine(device))
     if out is not None:
@@ -88,7 +96,9 @@ def bench_step(
     slots = max(contexts) + max(counts) * (NUM_PASSES + 2)
     target = _load(model, dtype, device, threads, slots)
     before = read_bandwidth(device)
-    summary, records = measure(target, counts, contexts, pairs, seed, _progress)
+    summary, records = measure(
+        target, counts, contexts, num_pairs=pairs, seed=seed, report=_progress
+    )
     bandwidth = max(before, read_bandwidth(device))
     summary = with_bandwidth(summary, target.weight_bytes, bandwidth)
     measured = {"read_bytes_per_s": round(bandwidth), "weight_bytes": target.weight_bytes}
@@ -140,9 +150,7 @@ def _prepare(out: Path | None) -> None:
         prepare_folder(out)
 
 
-def _load(
-    model: str | None, dtype: str, device: str, threads: int | None, slots: int
-) -> Target:  # fmt: skip
+def _load(model: str | None, dtype: str, device: str, threads: int | None, slots: int) -> Target:
     """The model in an engine with room for at least `slots`, and torch set to `threads`."""
     import torch
 
