@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stretto.cli import doctor, model, run, trace
+from stretto.cli import bench, doctor, model, run, trace
 
 app = typer.Typer(
     name="stretto",
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command()(run.run)
 app.add_typer(trace.app, name="trace")
 app.add_typer(model.app, name="model")
+app.add_typer(bench.app, name="bench")
 app.command()(doctor.doctor)
 
 
@@ -78,7 +79,8 @@ def _usage_error(error: Any) -> int:
     path = context.command_path if context is not None else "stretto"
     message = error.format_message()
     if message:
-        say(f"stretto: error: {message.rstrip('.')}; see `{path} --help`")
+        end = "" if message.endswith("?") else f"; see `{path} --help`"
+        say(f"stretto: error: {message.rstrip('.')}{end}")
     return int(getattr(error, "exit_code", 2))
 
 

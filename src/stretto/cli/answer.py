@@ -149,6 +149,7 @@ class Player:
 
 def load(
     model: str,
+    *,
     dtype: str,
     device: str,
     threads: int | None,

@@ -136,11 +136,11 @@ def _cuda(machine: Machine) -> Iterator[Check]:
 
 
 def _bandwidth(machine: Machine) -> Iterator[Check]:
-    from stretto.cli.probes import read_bandwidth_bytes_per_s
+    from stretto.bench.machine import read_bandwidth
 
     if not machine.has_torch:
         return
-    rate = read_bandwidth_bytes_per_s()
+    rate = read_bandwidth()
     text = f"memory is read at {rate / 1e9:.1f} GB/s by all threads"
     yield Check("bandwidth", "ok", text, {"read_bytes_per_s": rate})
 

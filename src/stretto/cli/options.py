@@ -13,7 +13,7 @@ def _option(panel: str | None, help_text: str, *names: str, **settings: Any) -> 
 
 
 Prompt = Annotated[
-    str | None, typer.Argument(metavar="[PROMPT]", help="The prompt; - or nothing reads stdin.")
+    str | None, typer.Argument(metavar="PROMPT", help="The prompt; - or nothing reads stdin.")
 ]
 File = Annotated[Path | None, _option(None, "Read the prompt from a UTF-8 file.", metavar="PATH")]
 System = Annotated[str | None, _option(None, "A system message before the prompt.", metavar="TEXT")]
@@ -23,11 +23,9 @@ Method = Annotated[str, _option(None, "auto (the model's own), sequential, sot, 
 Model = Annotated[str, _option("Model", "A name, folder, .gguf file or hub org/model.")]
 Dtype = Annotated[str, _option("Model", "auto, float32 or bfloat16.")]
 Device = Annotated[str, _option("Model", "cpu, cuda or cuda:N.")]
-Threads = Annotated[
-    int | None, _option("Model", "CPU threads to compute with.", metavar="N", min=1)
-]
-PageSize = Annotated[int, _option("Model", "KV slots a page.", metavar="N", min=1)]
-PoolSlots = Annotated[int, _option("Model", "KV slots in all.", metavar="N", min=2)]
+Threads = Annotated[int | None, _option("Model", "CPU threads to compute with.", metavar="N")]
+PageSize = Annotated[int, _option("Model", "KV slots a page.", metavar="N")]
+PoolSlots = Annotated[int, _option("Model", "KV slots in all.", metavar="N")]
 Offline = Annotated[bool, _option("Model", "Fetch nothing.", "--offline")]
 
 MaxTokens = Annotated[int, _option("Sampling", "Tokens of all threads together.", metavar="N")]
@@ -52,7 +50,7 @@ AsJson = Annotated[bool, _option("Output", "Print one JSON object.", "--json")]
 Compare = Annotated[
     bool, _option("Output", "Also decode sequentially, and report the speed-up.", "--compare")
 ]
-Pairs = Annotated[int, _option("Output", "Pairs of --compare.", metavar="N", min=1)]
+Pairs = Annotated[int, _option("Output", "Pairs of --compare.", metavar="N")]
 Trace = Annotated[
     Path | None, _option("Output", "Write segments and events as JSON.", metavar="FILE")
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -16,9 +15,6 @@ FEATURES = (
     "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve",
 )  # fmt: skip
 """CPU features that decide how fast a model runs."""
-
-BANDWIDTH_BYTES = 256 << 20
-BANDWIDTH_S = 0.4
 
 
 def versions() -> dict[str, str | None]:
@@ -105,21 +101,6 @@ def cuda_devices() -> list[dict[str, Any]]:
         facts = torch.cuda.get_device_properties(index)
         found.append({"name": facts.name, "memory_bytes": facts.total_memory})
     return found
-
-
-def read_bandwidth_bytes_per_s(
-    num_bytes: int = BANDWIDTH_BYTES, seconds: float = BANDWIDTH_S
-) -> float:
-    """The best rate at which all torch threads together summed `num_bytes` of memory."""
-    import torch
-
-    data = torch.ones(num_bytes // 4, dtype=torch.float32)
-    best, stop = float("inf"), time.perf_counter() + seconds
-    while best == float("inf") or time.perf_counter() < stop:
-        start = time.perf_counter()
-        data.sum()
-        best = min(best, time.perf_counter() - start)
-    return num_bytes / best
 
 
 def check_engine(dtype: str) -> None:

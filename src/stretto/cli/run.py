@@ -66,10 +66,19 @@ def run(
         max_thread_tokens=max_thread_tokens,
         max_forks=max_forks,
     )
-    _check(method, dtype, page_size, pool_slots, trace)
+    _check_numbers(threads, page_size, pool_slots, pairs)
+    _check(method, dtype, trace)
     asked = _prompt(prompt, file, system, raw)
     job = Job(asked, params, method, raw, pairs if compare else 0, as_json, quiet, trace)
-    lm = load(model, dtype, device, threads, pool_slots, page_size, offline)
+    lm = load(
+        model,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        pool_slots=pool_slots,
+        page_size=page_size,
+        offline=offline,
+    )
     raise typer.Exit(answer(lm, job))
 
 
@@ -86,17 +95,31 @@ def _prompt(prompt: str | None, file: Path | None, system: str | None, raw: bool
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
-def _check(method: str, dtype: str, page_size: int, pool_slots: int, trace: Path | None) -> None:
+def _check_numbers(threads: int | None, page_size: int, pool_slots: int, pairs: int) -> None:
+    from stretto.errors import InvalidInput
+
+    numbers = (
+        ("--threads", threads, 1),
+        ("--page-size", page_size, 1),
+        ("--pool-slots", pool_slots, 2),
+        ("--pairs", pairs, 1),
+    )
+    for name, value, least in numbers:
+        if value is not None and value < least:
+            raise InvalidInput(f"{name} must be at least {least}, got {value}")
+    if page_size > pool_slots:
+        raise InvalidInput(f"--page-size {page_size} exceeds --pool-slots {pool_slots}; lower it")
+
+
+def _check(method: str, dtype: str, trace: Path | None) -> None:
     """Raises for what cannot work, before anything heavy is imported or loaded."""
     from stretto.cli.output import check_writable
-    from stretto.errors import InvalidInput, UnknownName
+    from stretto.errors import UnknownName
     from stretto.methods import check_method
     from stretto.models.loading import DTYPES
 
     check_method(method)
     if dtype not in DTYPES:
         raise UnknownName("dtype", dtype, list(DTYPES))
-    if page_size > pool_slots:
-        raise InvalidInput(f"--page-size {page_size} exceeds --pool-slots {pool_slots}; lower it")
     if trace is not None:
         check_writable(trace, "--trace")
