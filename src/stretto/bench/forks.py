@@ -72,6 +72,12 @@ def make_workload(
     )
 
 
+def room_needed(num_forks: int, num_tokens: int, num_prompt: int) -> tuple[int, int]:
+    """Positions of the sequential side; KV slots of the parallel one, injected tokens included."""
+    longest = num_prompt + 1 + num_forks * num_tokens
+    return longest, longest + num_forks
+
+
 def make_parallel(target: Target, work: Workload) -> Request:
     """The chunks as threads forked at once."""
     forced = {MAIN: [work.first]}
@@ -106,9 +112,7 @@ def measure(
 
     Raises `InvalidInput` if the model or the pool is too small for it.
     """
-    for k in forks:
-        longest = num_prompt + 1 + k * num_tokens
-        target.check_room(longest, longest + k)
+    target.check_room(*room_needed(max(forks), num_tokens, num_prompt))
     rows, records = [], []
     for k in forks:
         work = make_workload(target, k, num_tokens, num_prompt, seed)

@@ -51,17 +51,18 @@ class Target:
     def draw(self, rng: random.Random, count: int) -> list[int]:
         return rng.choices(self.ids, k=count)
 
-    def check_room(self, longest: int, slots: int) -> None:
-        """Raises `InvalidInput` unless `longest` positions and `slots` KV slots are there."""
-        for need, room, what in (
-            (longest, self.engine.max_positions, "positions"),
-            (slots, self.engine.num_slots, "KV slots"),
-        ):
-            if need > room:
-                raise InvalidInput(
-                    f"this needs {need} {what} but there are {room}; "
-                    "ask for fewer tokens, threads or context"
-                )
+    def check_room(self, positions: int, slots: int) -> None:
+        """Raises `InvalidInput` unless so many positions and KV slots are there."""
+        check_room(positions, self.engine.max_positions, "positions")
+        check_room(slots, self.engine.num_slots, "KV slots")
+
+
+def check_room(need: int, room: int, what: str) -> None:
+    if need > room:
+        raise InvalidInput(
+            f"this needs {need} {what} but there are {room}; "
+            "ask for fewer tokens, threads or context"
+        )
 
 
 def weight_bytes(model: Any) -> int:

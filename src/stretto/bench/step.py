@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from stretto.bench.pairs import Report, bootstrap_median, rounded
 from stretto.bench.program import ForkProgram, Target
+from stretto.errors import InvalidInput
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN
 from stretto.runtime.pool import Pool
 from stretto.runtime.request import Request
-from stretto.runtime.scheduler import Scheduler
+from stretto.runtime.scheduler import MAX_ROWS, Scheduler
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 NUM_PASSES = 8
 """Passes of a burst that are timed. Its first pass, which sets up views, and its last, after
 which the next burst is forked, are not."""
+
+BURST_TOKENS = NUM_PASSES + 2
+"""Tokens that each thread of a burst feeds, its injected one included: one a pass."""
 
 DEFINITIONS = {
     "context": "tokens of the prefix that all rows see, computed once",
@@ -96,9 +100,7 @@ def measure(
 
     Raises `InvalidInput` if the model or the pool is too small for it.
     """
-    for context in contexts:
-        burst_tokens = NUM_PASSES + 2
-        target.check_room(context + burst_tokens, context + max(rows) * burst_tokens)
+    target.check_room(*room_needed(max(rows), max(contexts)))
     summary, records = [], []
     for context in contexts:
         for num_rows in rows:
@@ -112,6 +114,16 @@ def measure(
             summary.append(_row(context, pairs, seed))
             report(f"context {context}, {num_rows} rows: {summary[-1]['ratio']:.3f} of one row")
     return summary, records
+
+
+def room_needed(num_rows: int, context: int) -> tuple[int, int]:
+    """Positions and KV slots that a measurement takes at once.
+
+    Raises `InvalidInput` for more rows than a pass may have.
+    """
+    if num_rows >= MAX_ROWS:
+        raise InvalidInput(f"{num_rows} rows are asked for; at most {MAX_ROWS - 1} fit one pass")
+    return context + BURST_TOKENS, context + num_rows * BURST_TOKENS
 
 
 def measure_bursts(
@@ -134,7 +146,7 @@ def _request(target: Target, sizes: list[int], context: int, seed: int) -> Reque
     rng = random.Random(f"step/{seed}/{context}/{sizes}")
     end, ids = target.ids[0], target.ids[1:]
     forced = {f"{MAIN}.{i + 1}": rng.choices(ids, k=NUM_PASSES + 1) for i in range(sum(sizes))}
-    program = ForkProgram([rng.choices(ids, k=size) for size in sizes], NUM_PASSES + 2)
+    program = ForkProgram([rng.choices(ids, k=size) for size in sizes], BURST_TOKENS)
 
     def script(thread: str, index: int) -> int:
         if thread == MAIN:
@@ -174,7 +186,7 @@ def _bursts(passes: list[Pass], context: int, sizes: list[int]) -> list[Burst]:
         at += 1
     bursts = []
     for number, size in enumerate(sizes):
-        own, at = passes[at : at + NUM_PASSES + 2], at + NUM_PASSES + 2
+        own, at = passes[at : at + BURST_TOKENS], at + BURST_TOKENS
         want = [size] * len(own)
         want[0] += number == 0  # main's drawn token
         if [p.rows for p in own] != want:

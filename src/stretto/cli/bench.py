@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stretto.cli import options
+from stretto.models.embedded import DEFAULT_MODEL
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -14,12 +17,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Measure the runtime on this machine.")
 
-Model = Annotated[
-    str | None, typer.Option(help="A name, folder, .gguf file or hub org/model.", metavar="NAME")
-]
-DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
-Device = Annotated[str, typer.Option(help="cpu, or a torch device such as cuda.")]
-Threads = Annotated[int | None, typer.Option(help="torch threads; as many as torch takes.")]
 Pairs = Annotated[int, typer.Option(help="Interleaved pairs after the warm-up; 7 or more.")]
 Seed = Annotated[int, typer.Option(help="Of the forced tokens and the bootstrap.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -35,10 +32,10 @@ def bench_forks(
     tokens: Annotated[int, typer.Option(help="Forced tokens of each fork.")] = 64,
     pairs: Pairs = 7,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 64,
-    model: Model = None,
-    dtype: DType = "auto",
-    device: Device = "cpu",
-    threads: Threads = None,
+    model: options.Model = DEFAULT_MODEL,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "cpu",
+    threads: options.Threads = None,
     seed: Seed = 0,
     as_json: AsJson = False,
     out: Out = None,
@@ -47,12 +44,12 @@ def bench_forks(
     counts = _numbers("--forks", forks)
     _check(tokens=tokens, pairs=pairs, prompt_tokens=prompt_tokens, threads=threads)
     _prepare(out)
-    longest = prompt_tokens + 1 + max(counts) * (tokens + 1)
-    target = _load(model, dtype, device, threads, longest)
     from stretto.bench import report
-    from stretto.bench.forks import DEFINITIONS, measure
+    from stretto.bench.forks import DEFINITIONS, measure, room_needed
     from stretto.bench.machine import describe_machine
 
+    room = room_needed(max(counts), tokens, prompt_tokens)
+    target = _load(model, dtype, device, threads, room)
     rows, records = measure(
         target,
         counts,
@@ -75,10 +72,10 @@ def bench_step(
     rows: Annotated[str, typer.Option(help="Numbers of rows.")] = "1,2,4,8,16",
     context: Annotated[str, typer.Option(help="Lengths of the shared prefix.")] = "128,512,2048",
     pairs: Pairs = 7,
-    model: Model = None,
-    dtype: DType = "auto",
-    device: Device = "cpu",
-    threads: Threads = None,
+    model: options.Model = DEFAULT_MODEL,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "cpu",
+    threads: options.Threads = None,
     seed: Seed = 0,
     as_json: AsJson = False,
     out: Out = None,
@@ -88,31 +85,56 @@ def bench_step(
     _check(pairs=pairs, threads=threads)
     _prepare(out)
     from stretto.bench import report
-    from stretto.bench.bookkeeping import DEFINITIONS as COUNTED
+    from stretto.bench.step import room_needed
+
+    target = _load(model, dtype, device, threads, room_needed(max(counts), max(contexts)))
+    settings = {"rows": counts, "context": contexts, "pairs": pairs, "seed": seed}
+    result, records = _measure_step(target, counts, contexts, pairs, seed)
+    if out is not None:
+        run = _describe_step(target, settings, result)
+        _save(out, result["rows"], records, report.plot_step(result["rows"]), run)
+    _print(result if as_json else None, _step_text(result))
+
+
+def _measure_step(
+    target: Target, rows: list[int], contexts: list[int], pairs: int, seed: int
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What `--json` prints, and a record per burst."""
     from stretto.bench.bookkeeping import count_bookkeeping
     from stretto.bench.machine import describe_machine, read_bandwidth
-    from stretto.bench.step import DEFINITIONS, NUM_PASSES, measure, with_bandwidth
+    from stretto.bench.step import measure, with_bandwidth
 
-    slots = max(contexts) + max(counts) * (NUM_PASSES + 2)
-    target = _load(model, dtype, device, threads, slots)
-    before = read_bandwidth(device)
-    summary, records = measure(
-        target, counts, contexts, num_pairs=pairs, seed=seed, report=_progress
-    )
-    bandwidth = max(before, read_bandwidth(device))
+    before = read_bandwidth(target.device)
+    summary, records = measure(target, rows, contexts, num_pairs=pairs, seed=seed, report=_progress)
+    bandwidth = max(before, read_bandwidth(target.device))
+    machine = {
+        **describe_machine(target.device),
+        "dtype": target.dtype,
+        "read_bytes_per_s": round(bandwidth),
+        "weight_bytes": target.weight_bytes,
+    }
     summary = with_bandwidth(summary, target.weight_bytes, bandwidth)
-    measured = {"read_bytes_per_s": round(bandwidth), "weight_bytes": target.weight_bytes}
-    machine = describe_machine(device) | measured | {"dtype": target.dtype}
-    bookkeeping = count_bookkeeping(counts)
-    settings = {"rows": counts, "context": contexts, "pairs": pairs, "seed": seed}
-    run = _run("step", target, settings, DEFINITIONS | COUNTED, machine)
-    if out is not None:
-        run["bookkeeping"] = bookkeeping
-        _save(out, summary, records, report.plot_step(summary), run)
-    result = {"rows": summary, "machine": machine, "bookkeeping": bookkeeping}
-    tables = [report.format_table(summary), _bandwidth_line(bandwidth, target.weight_bytes)]
-    tables += ["counted without a model:", report.format_table(bookkeeping)]
-    _print(result if as_json else None, "\n\n".join(tables))
+    bookkeeping = count_bookkeeping(rows)
+    return {"rows": summary, "machine": machine, "bookkeeping": bookkeeping}, records
+
+
+def _describe_step(
+    target: Target, settings: dict[str, Any], result: dict[str, Any]
+) -> dict[str, Any]:
+    from stretto.bench import bookkeeping, step
+
+    definitions = step.DEFINITIONS | bookkeeping.DEFINITIONS
+    run = _run("step", target, settings, definitions, result["machine"])
+    return run | {"bookkeeping": result["bookkeeping"]}
+
+
+def _step_text(result: dict[str, Any]) -> str:
+    from stretto.bench.report import format_table
+
+    machine, table = result["machine"], format_table(result["rows"])
+    counted = format_table(result["bookkeeping"])
+    line = _bandwidth_line(machine["read_bytes_per_s"], machine["weight_bytes"])
+    return "\n\n".join([table, line, "counted without a model:", counted])
 
 
 def _bandwidth_line(bandwidth: float, weight_bytes: int | None) -> str:
@@ -150,17 +172,27 @@ def _prepare(out: Path | None) -> None:
         prepare_folder(out)
 
 
-def _load(model: str | None, dtype: str, device: str, threads: int | None, slots: int) -> Target:
-    """The model in an engine with room for at least `slots`, and torch set to `threads`."""
-    import torch
+def _load(
+    model: str, dtype: str, device: str, threads: int | None, room: tuple[int, int]
+) -> Target:
+    """The model in an engine with `room`: positions, which it must have, and KV slots."""
+    from stretto.bench.program import Target, check_room
+    from stretto.cli.answer import load
+    from stretto.lm import DEFAULT_POOL_SLOTS
+    from stretto.models import resolve
 
-    from stretto.bench.program import Target
-    from stretto.lm import DEFAULT_POOL_SLOTS, LM
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    pool_slots = max(DEFAULT_POOL_SLOTS, slots)
-    return Target.of(LM.load(model, dtype=dtype, device=device, pool_slots=pool_slots))
+    positions, slots = room
+    check_room(positions, resolve(model).facts.context_length, "positions")
+    lm = load(
+        model,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        pool_slots=max(DEFAULT_POOL_SLOTS, slots),
+        page_size=1,
+        offline=False,
+    )
+    return Target.of(lm)
 
 
 def _run(
@@ -196,11 +228,16 @@ def _save(
 
 
 def _progress(line: str) -> None:
-    typer.echo(line, err=True)
+    from stretto.cli.output import say
+
+    say(line)
 
 
 def _print(result: object, text: str) -> None:
     """The result as JSON if there is one, else the text."""
-    import json
+    from stretto.cli.output import write_json, write_text
 
-    typer.echo(text if result is None else json.dumps(result))
+    if result is None:
+        write_text(text + "\n")
+    else:
+        write_json(result)
