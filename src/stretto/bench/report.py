@@ -88,8 +88,7 @@ def plot_forks(rows: Rows) -> Figure:
     forks = [row["forks"] for row in rows]
     axes.plot(forks, [row["theoretical"] for row in rows], "--", color="gray", label="theoretical")
     _errors(axes, forks, rows, "realized", "realized (median, 95% interval)")
-    axes.legend()
-    return figure
+    return _finished(figure, axes, forks)
 
 
 def plot_step(rows: Rows) -> Figure:
@@ -99,8 +98,7 @@ def plot_step(rows: Rows) -> Figure:
         own = [row for row in rows if row["context"] == context]
         _errors(axes, [row["rows"] for row in own], own, "ratio", f"context {context}")
     axes.axhline(1, linestyle="--", color="gray")
-    axes.legend()
-    return figure
+    return _finished(figure, axes, list(dict.fromkeys(row["rows"] for row in rows)))
 
 
 def _figure(x: str, y: str) -> tuple[Figure, Any]:
@@ -108,8 +106,14 @@ def _figure(x: str, y: str) -> tuple[Figure, Any]:
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot(xlabel=x, ylabel=y)
-    axes.set_ylim(bottom=0, auto=True)
     return figure, axes
+
+
+def _finished(figure: Figure, axes: Any, ticks: list[int]) -> Figure:
+    axes.set_ylim(bottom=0)
+    axes.set_xticks(ticks)
+    axes.legend()
+    return figure
 
 
 def _errors(axes: Any, x: list[int], rows: Rows, key: str, label: str) -> None:
