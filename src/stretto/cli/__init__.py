@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from stretto.cli import bench, doctor, model, run, trace
+
+STDOUT_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 app = typer.Typer(
     name="stretto",
@@ -56,16 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="stretto", standalone_mode=False)
-        _flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except StrettoError as error:
         say(f"stretto: error: {error}")
         return error.exit_code
     except typer.TyperException as error:
         return _usage_error(error)
-    except BrokenPipeError:
+    except (BrokenPipeError, typer.Abort):
         return 1
-    except typer.Abort:
+    except OSError as error:
+        if error.errno not in STDOUT_IS_FULL or error.filename is not None:
+            raise
+        say(f"stretto: error: cannot write to standard output: {error.strerror}; free some space")
         return 1
     finally:
         _let_go_of_stdout()
@@ -82,18 +89,6 @@ def _usage_error(error: Any) -> int:
         end = "" if message.endswith("?") else f"; see `{path} --help`"
         say(f"stretto: error: {message.rstrip('.')}{end}")
     return int(getattr(error, "exit_code", 2))
-
-
-def _flush() -> None:
-    from stretto.errors import StrettoError
-
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise StrettoError(f"cannot write to standard output: {error.strerror}") from None
 
 
 def _let_go_of_stdout() -> None:

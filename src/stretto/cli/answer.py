@@ -12,6 +12,7 @@ from stretto.cli.output import (
     interruptible,
     is_live,
     json_bytes,
+    passing_line,
     say,
     write_file,
     write_json,
@@ -130,7 +131,7 @@ class Player:
                     view.update(events, stream.text)
         finally:
             stream.close()
-            if not isinstance(sys.exception(), BrokenPipeError):
+            if not isinstance(sys.exception(), OSError):
                 view.finish(stream.text)
         if self._is_interrupted():
             raise Interrupted
@@ -156,23 +157,33 @@ def load(
     pool_slots: int,
     page_size: int,
     offline: bool,
+    quiet: bool = False,
 ) -> LM:
     """Loads a model to compute with `threads` CPU threads (None: torch's own choice)."""
     from stretto.lm import LM
 
-    lm = LM.load(
-        model,
-        dtype=dtype,
-        device=device,
-        pool_slots=pool_slots,
-        page_size=page_size,
-        offline=True if offline else None,
-    )
-    if threads is not None:
-        import torch
+    with passing_line(f"loading {model}" if not quiet and _is_here(model) else ""):
+        lm = LM.load(
+            model,
+            dtype=dtype,
+            device=device,
+            pool_slots=pool_slots,
+            page_size=page_size,
+            offline=True if offline else None,
+        )
+        if threads is not None:
+            import torch
 
-        torch.set_num_threads(threads)
+            torch.set_num_threads(threads)
     return lm
+
+
+def _is_here(model: str) -> bool:
+    """Whether nothing will be fetched or converted, which shows a progress of its own."""
+    from stretto.models import embedded
+
+    place = embedded.folder() if model == embedded.DEFAULT_MODEL else Path(model)
+    return place.is_dir()
 
 
 def answer(lm: LM, job: Job) -> int:
@@ -219,10 +230,15 @@ def view_for(lm: LM, job: Job) -> View:
         from rich.console import Console
 
         from stretto.cli.live import LiveView
+        from stretto.methods import get_method
 
-        console = Console(file=stream, highlight=False)
-        label = f"{lm.name} {job.method}" if job.method != "auto" else lm.name
-        return LiveView(console, lm.vocabulary.decode, label, prints_answer=not job.as_json)
+        return LiveView(
+            Console(file=stream, highlight=False),
+            lm.vocabulary.decode,
+            method=get_method(job.method, lm.card.dialect).name,
+            model=lm.name,
+            prints_answer=not job.as_json,
+        )
     return SilentView() if job.as_json else PlainView(job.params.stop)
 
 
@@ -233,13 +249,14 @@ def _keep(
     baseline: Completion | None,
     error: BaseException | None = None,
 ) -> None:
-    """Writes the trace file, the JSON object, and the summary."""
+    """Writes the trace file, the JSON object, and the summary; only the first of them after an
+    `error` of stdout."""
     if job.trace is not None:
         from stretto.cli.trace_file import trace_document
 
         document = trace_document(completion, job.params, lm.card.dialect, lm.vocabulary)
         write_file(job.trace, json_bytes(document))
-    if isinstance(error, BrokenPipeError):
+    if isinstance(error, OSError):
         return
     if job.as_json:
         write_json(completion.to_json())

@@ -108,14 +108,16 @@ class LiveView:
         self,
         console: Console,
         decode: Callable[[Sequence[int]], str],
-        label: str,
         *,
+        method: str,
+        model: str,
         prints_answer: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.document = LiveDocument(decode)
         self._console = console
-        self._label = label
+        self._method = method
+        self._model = escaped(model)
         self._prints_answer = prints_answer
         self._clock = clock
         self._started = clock()
@@ -151,7 +153,7 @@ class LiveView:
         if not "".join(piece for piece, _ in pieces).startswith(text):
             pieces = [(text, "")]
         answer = _assemble(pieces, len(text))
-        self._console.print(answer, soft_wrap=True, end="" if text.endswith("\n") else "\n")
+        self._console.print(answer, end="" if text.endswith("\n") else "\n")
 
     # -- drawing -------------------------------------------------------------------------------
 
@@ -165,18 +167,21 @@ class LiveView:
 
     def _header(self) -> Text:
         document, now = self.document, self._clock()
-        parts = [self._label, f"{now - self._started:.1f} s"]
+        elapsed_s = f"{now - self._started:.1f} s"
         if self._first_token is None:
-            return Text(" · ".join([*parts, "reading the prompt"]), style="bold", no_wrap=True)
-        steps, tokens = document.num_steps, document.num_tokens
-        elapsed = now - self._first_token
-        rate = (tokens - 1) / elapsed if elapsed > 0 else 0.0
-        parts += [
-            f"{document.num_open} of {len(document.voices)} threads open",
-            f"{tokens} tokens in {steps} steps",
-            f"{tokens / steps if steps else 0.0:.1f} a step",
-            f"{rate:.0f} tokens/s",
-        ]
+            parts = [self._method, "reading the prompt", elapsed_s, self._model]
+        else:
+            steps, tokens = document.num_steps, document.num_tokens
+            decode_s = now - self._first_token
+            rate = (tokens - 1) / decode_s if decode_s > 0 else 0.0
+            parts = [
+                self._method,
+                f"{document.num_open} of {len(document.voices)} threads open",
+                f"{tokens} tokens in {steps} steps",
+                f"{rate:.0f} tokens/s",
+                elapsed_s,
+                self._model,
+            ]
         return Text(" · ".join(parts), style="bold", no_wrap=True, overflow="ellipsis")
 
     def _threads(self) -> Text:

@@ -17,7 +17,7 @@ from stretto.errors import InvalidInput, StrettoError
 
 
 def write_text(text: str) -> None:
-    """Writes to stdout at once, as UTF-8. `BrokenPipeError` is left for `main`."""
+    """Writes to stdout at once, as UTF-8. What stdout refuses is left for `main` to tell."""
     write_bytes(text.encode("utf-8", errors="replace"))
 
 
@@ -34,15 +34,9 @@ def json_bytes(value: Any) -> bytes:
 def write_bytes(data: bytes) -> None:
     if sys.stdout is None:
         return
-    try:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StrettoError(f"cannot write to standard output: {reason}; free some space") from None
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 def say(message: str) -> None:
@@ -71,6 +65,19 @@ def is_live(stream: Any) -> bool:
     """Whether a stream is a terminal that can redraw itself."""
     is_terminal = stream is not None and stream.isatty()
     return is_terminal and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+@contextmanager
+def passing_line(message: str) -> Iterator[None]:
+    """Shows a message on stderr, if that is a terminal, until the block ends."""
+    shows = bool(message) and is_live(sys.stderr)
+    if shows:
+        print(f"{one_line(message)[:60]} ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shows:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager

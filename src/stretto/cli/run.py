@@ -78,6 +78,7 @@ def run(
         pool_slots=pool_slots,
         page_size=page_size,
         offline=offline,
+        quiet=quiet,
     )
     raise typer.Exit(answer(lm, job))
 
