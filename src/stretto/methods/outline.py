@@ -1,8 +1,9 @@
 """Reading an outline as it is written: its points, and whether it is plainly over.
 
-A list item begins with `1.`, `1)`, `-`, `*`, `+` or `•`; a number may stand in bold or in a heading.
+A list item begins with `1.`, `1)`, `-`, `*`, `+` or `•`; a number may stand in bold or a heading.
 Items that count up on one line (`1. a 2. b`) are items of their own. Sub-items (`1.1 x`, or a line
-indented deeper than the first item) and items without a title are left out.
+indented deeper than the first item) and items without a title are left out. A title is a heading:
+it ends at a colon after a word, and has `MAX_TITLE_WORDS` words at most.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ _MAYBE_ITEM = re.compile(r"[#*_ \t]*(?:\d{1,3}[.)]?)?|[ \t]*[-+]?")
 _SUB_ITEM = re.compile(r"[#*_ \t]*\d{1,3}(?:\.\d{1,3})+(?!\d).*", re.DOTALL)
 _INLINE_MARK = re.compile(r"\s(\d{1,3})[.)](?=\s)")
 _BOLD = re.compile(r"(\*\*|__)(.+?)\1")
+_COLON = re.compile(r"(?<=[^\W\d_])[*_]*[:：](?=[\s*_]|$)")
+MAX_TITLE_WORDS = 8
 MAX_INTRODUCTION = 80
 """Characters that a first line ending in a colon may have to pass for an introduction."""
 
@@ -37,7 +40,8 @@ class OutlineReader:
 
     `is_over` turns true where the outline plainly ends: at `max_points` points, a point said
     before, a second blank line, a list that starts again after a blank line, or as soon as a line
-    can be no list item (before the first item: once it can be no introduction either).
+    can be no list item (before the first item: once it can be no introduction either). A first
+    item with more than `MAX_TITLE_WORDS` words is prose, and no outline at all.
     """
 
     def __init__(self, max_points: int | None = None) -> None:
@@ -62,6 +66,15 @@ class OutlineReader:
             self._line += piece
         if self._line and not self._is_decided:
             self._decide()
+
+    @property
+    def has_title(self) -> bool:
+        """Whether the line under way holds a whole title, so that its item can end here."""
+        if self.is_over or not self._is_decided or self._is_detail(self._line):
+            return False
+        item = _ITEM.match(self._line)
+        text = item["rest"] if item else ""
+        return len(text.split()) > MAX_TITLE_WORDS or _COLON.search(text) is not None
 
     def finish(self, is_complete: bool = True) -> list[str]:
         """The points. An incomplete outline's last line counts only if there is no other point."""
@@ -100,7 +113,8 @@ class OutlineReader:
 
     def _take(self, item: re.Match[str], line: str) -> None:
         number = int(item["number"] or 0)
-        if self._num_blank and number and number <= self._number:
+        is_again = self._num_blank and number and number <= self._number
+        if is_again or (not self.points and _is_prose(number, item["rest"])):
             self.is_over = True
             return
         self._num_blank = 0
@@ -134,9 +148,17 @@ def _split(number: int, text: str) -> Iterator[tuple[int, str]]:
     yield number, text[start:]
 
 
+def _is_prose(number: int, text: str) -> bool:
+    _, first = next(_split(number, text))
+    heading = _COLON.split(first, maxsplit=1)[0]
+    return len(heading.split()) > MAX_TITLE_WORDS and _BOLD.match(first.strip()) is None
+
+
 def _title(text: str) -> str:
     """An item's title: of a bold beginning that alone, without emphasis and closing marks."""
     text = " ".join(text.split())
     bold = _BOLD.match(text)
-    text = (bold[2] if bold else text).strip("*_` ").rstrip(" :;,.-–—").strip("*_` ")
+    text = bold[2] if bold else text
+    text = " ".join(_COLON.split(text, maxsplit=1)[0].split()[:MAX_TITLE_WORDS])
+    text = text.strip("*_` ").rstrip(" :;,.-–—").strip("*_` ")
     return text if any(c.isalnum() for c in text) else ""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from stretto.dialects.base import Legal
 from stretto.dialects.plain import PlainSession
 from stretto.effects import Close, Cut, Evict, Fork, Move, Place, Wait
@@ -23,16 +25,17 @@ from stretto.recorder import MAIN, OpenThread, Recorder
 from stretto.runtime.text import Detokenizer
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from stretto.dialects.base import Session
     from stretto.lm import LM
     from stretto.params import SamplingParams
 
 OUTLINE_REQUEST = (
-    "{question}\n\n"
-    "Do not answer yet. Write only an outline of the answer: a numbered list of 3 to 6 points, "
-    "2 to 5 words each."
+    "Question: {question}\n"
+    "Write a short outline of the answer: 3 to 6 numbered points of 2 to 5 words."
 )
-POINT_REQUEST = "Now write point {number}, {title}, in one or two short sentences."
+POINT_REQUEST = "Write two sentences about point {number}: {title}"
 EXAMPLES: tuple[tuple[str, str], ...] = (
     (
         OUTLINE_REQUEST.format(question="How can I sleep better?"),
@@ -41,8 +44,8 @@ EXAMPLES: tuple[tuple[str, str], ...] = (
     ),
     (
         POINT_REQUEST.format(number=2, title="Put screens away early"),
-        "2. Put screens away early: Bright screens keep the brain awake. Stop using them an hour "
-        "before bed.",
+        "2. Put screens away early: Bright screens tell the brain that it is still day. Stop using "
+        "phones and laptops an hour before bed, and read a book or listen to calm music instead.",
     ),
     (
         OUTLINE_REQUEST.format(question="Why did sailors need lighthouses?"),
@@ -50,20 +53,29 @@ EXAMPLES: tuple[tuple[str, str], ...] = (
     ),
     (
         POINT_REQUEST.format(number=3, title="Finding the harbour"),
-        "3. Finding the harbour: A steady light on a tower told sailors where the port began, so "
-        "they could steer home safely.",
+        "3. Finding the harbour: A steady light on a tower showed sailors where the port began. "
+        "They could turn towards it from far away and steer the ship home safely, even in fog.",
     ),
 )
+"""Worked examples, as earlier turns: what was asked and what was answered."""
 OUTLINE_CAP = 96
-"""Tokens an outline may take; what it has by then is used."""
-POINT_CAP = 80
-"""Tokens a point may take: it was asked for one or two sentences."""
-MAX_POINTS = 8
+"""Tokens an outline may take, and never more than half of the request's; what it has is used."""
+POINT_CAP = 64
+"""Tokens a point may take: it was asked for two sentences."""
+MIN_POINT_TOKENS = 16
+"""A point neither ends nor breaks its line before it has this many tokens."""
+MIN_POINTS = 2
+MAX_POINTS = 6
+LINE_BREAKS = ("\n", "\n\n", "\n\n\n", " \n", " \n\n", "\r\n")
 
 
 @dataclass(frozen=True)
 class SkeletonOfThought:
-    """SoT for any chat model; needs a chat template, since points are asked for in new turns."""
+    """SoT for any chat model; needs a chat template, since points are asked for in new turns.
+
+    Of an outline with more points than the request may fork, the first ones are used, and an
+    outline that would not fit the model's positions or the pool is never asked for.
+    """
 
     name: str = "sot"
     max_points: int = MAX_POINTS
@@ -74,35 +86,45 @@ class SkeletonOfThought:
         self, lm: LM, prompt: Sequence[dict[str, str]] | str, params: SamplingParams
     ) -> tuple[list[int], Session]:
         direct = lm.encode(prompt)
-        messages = _checked(lm, prompt)
+        outline_prompt = lm.encode(_outline_chat(_checked(lm, prompt)))
         plain = PlainSession(lm.banned)
-        outline_prompt = lm.encode(_outline_chat(messages))
-        session = SoTSession(
+        outline_cap = min(self.outline_cap, max(1, params.max_tokens // 2))
+        room = min(lm.engine.max_positions, lm.engine.num_slots) - len(outline_prompt)
+        if params.max_forks < MIN_POINTS or room < outline_cap + self.point_cap:
+            return direct, plain
+        return outline_prompt, SoTSession(
             plain=plain,
+            opening=Legal(_opening_mask(lm)),
             decode=lm.vocabulary.decode,
             encode=lm.vocabulary.encode,
             encode_turn=lm.encode_turn,
             direct_prompt=direct,
             max_points=min(self.max_points, params.max_forks),
-            outline_cap=min(self.outline_cap, max(1, params.max_tokens // 2)),
+            outline_cap=outline_cap,
             point_cap=self.point_cap,
         )
-        return outline_prompt, session
 
 
 def _checked(lm: LM, prompt: Sequence[dict[str, str]] | str) -> list[dict[str, str]]:
+    """The messages of a chat that points can be asked for in. Raises `Unsupported` for others."""
     if isinstance(prompt, str) or not lm.has_chat_template:
         raise Unsupported(
             "method 'sot' asks its points as chat turns, but the prompt is raw text or the "
             "model has no chat template; use method 'sequential'"
+        )
+    if prompt[-1]["role"] != "user":
+        raise Unsupported(
+            f"method 'sot' answers a user's message, but the last one is of role "
+            f"{prompt[-1]['role']!r}; use method 'sequential'"
         )
     lm.encode_turn("a")
     return list(prompt)
 
 
 def _outline_chat(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The chat with worked examples before it and the request for an outline in its last turn."""
-    num_system = next((i for i, m in enumerate(messages) if m["role"] in ("user", "assistant")), 0)
+    """The chat with the worked examples after its system messages, its last turn asking for an
+    outline."""
+    num_system = next(i for i, m in enumerate(messages) if m["role"] in ("user", "assistant"))
     examples = [
         {"role": role, "content": content}
         for pair in EXAMPLES
@@ -113,11 +135,23 @@ def _outline_chat(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     return [*messages[:num_system], *examples, *messages[num_system:-1], question]
 
 
+def _opening_mask(lm: LM) -> NDArray[np.bool_]:
+    """What a point may begin with: no end of sequence, no bare line break, nothing banned."""
+    mask = np.ones(lm.vocabulary.size, dtype=np.bool_) if lm.banned is None else ~lm.banned
+    mask[sorted(lm.vocabulary.end_ids)] = False
+    for text in LINE_BREAKS:
+        ids = lm.vocabulary.encode(text)
+        if len(ids) == 1:
+            mask[ids] = False
+    return mask
+
+
 @dataclass
 class SoTSession:
     """The program: an outline on main, then one thread a point, or a direct answer on main."""
 
     plain: PlainSession
+    opening: Legal
     decode: Callable[[Sequence[int]], str]
     encode: Callable[[str], list[int]]
     encode_turn: Callable[[str], list[int]]
@@ -126,12 +160,12 @@ class SoTSession:
     outline_cap: int
     point_cap: int
     main_role: str = "outline"
-    budget: Callable[[], int] = lambda: 0
     ends: dict[str, list[int]] = field(default_factory=dict)
     readers: dict[str, Detokenizer] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.budget: Callable[[], int] = lambda: 0
         self.outline = OutlineReader(self.max_points)
 
     def feed(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
@@ -154,7 +188,8 @@ class SoTSession:
         return None
 
     def legal(self, recorder: Recorder, thread: OpenThread) -> Legal | None:
-        return self.plain.legal(recorder, thread)
+        is_opening = thread.role == "point" and thread.num_drawn < MIN_POINT_TOKENS
+        return self.opening if is_opening else self.plain.legal(recorder, thread)
 
     def _text(self, thread: OpenThread, token: int) -> str:
         return self.readers.setdefault(thread.name, Detokenizer(self.decode)).push(token)
@@ -164,6 +199,9 @@ class SoTSession:
         self.outline.push(self._text(thread, token))
         if thread.num_drawn >= self.outline_cap:
             self.outline.finish(is_complete=False)
+        if self.outline.has_title:
+            self.outline.push("\n")
+            moves += [Place(t, "injected", markup=True) for t in self.encode("\n")]
         if self.outline.is_over:
             moves += self._expand(recorder, thread)
         return moves
@@ -183,35 +221,39 @@ class SoTSession:
         return [Place(t, "injected") for t in self.ends.get(thread.name, [])]
 
     def _expand(self, recorder: Recorder, thread: OpenThread) -> list[Move]:
-        points = self.outline.points[: self.max_points]
-        forks = self._points(points) if len(points) > 1 else []
-        if not forks:
+        points = self.outline.points
+        forks = [self._point(n, title, n == len(points)) for n, title in enumerate(points, 1)]
+        longest = max((len(fork.inject) for fork in forks), default=0)
+        # One more position: that of the outline's last token, which may not be placed yet.
+        end = thread.next_position + 1 + longest + self.point_cap
+        is_room = recorder.max_positions is None or end <= recorder.max_positions
+        if len(forks) < MIN_POINTS or not is_room:
             return self._direct(thread)
         return [*forks, Wait(tuple(fork.child for fork in forks)), Close("stop")]
 
-    def _points(self, points: list[str]) -> list[Fork]:
-        forks = []
-        for number, title in enumerate(points, 1):
-            child = f"{MAIN}.{number}"
+    def _point(self, number: int, title: str, is_last: bool) -> Fork:
+        child = f"{MAIN}.{number}"
+        try:
             turn = self.encode_turn(POINT_REQUEST.format(number=number, title=title))
-            start = self.encode(f"{number}. {title}:")
-            self.ends[child] = self.encode("\n") if number < len(points) else []
-            forks.append(
-                Fork(
-                    child,
-                    inject=(*turn, *start),
-                    inject_markup=len(turn),
-                    cap=self.point_cap,
-                    topic=title,
-                    role="point",
-                    joins=False,
-                )
-            )
-        return forks
+            start = self.encode(f"{number}. {title}" + ("" if title[-1] in "?!" else ":"))
+        except InvalidInput:  # a title that the tokenizer cannot bring back: ask by number alone
+            turn = self.encode_turn(POINT_REQUEST.format(number=number, title="").rstrip(": "))
+            start = self.encode(f"{number}.")
+        self.ends[child] = [] if is_last else self.encode("\n")
+        return Fork(
+            child,
+            inject=(*turn, *start),
+            inject_markup=len(turn),
+            cap=self.point_cap,
+            topic=title,
+            role="point",
+            joins=False,
+        )
 
     def _direct(self, thread: OpenThread) -> list[Move]:
         """Main begins again: sees nothing written so far, then the prompt as it was asked."""
-        seen = (*thread.sees, thread.own.handle)
+        outline = [thread.own.handle] if thread.num_drawn else []
+        seen = (*thread.sees, *outline)
         return [
             Cut(position=0, role="direct prompt"),
             *(Evict(handle) for handle in seen),
