@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from stretto.effects import Cut, Effect, Evict, Fork, Join, Place, Reveal
-from stretto.trace import Kind, Origin, Segment, Thread, Trace
+from stretto.trace import IdSet, Kind, Origin, Segment, Thread, Trace
 
 MAIN = "main"
 
@@ -28,7 +28,7 @@ class OpenSegment:
     thread: str
     kind: Kind
     role: str
-    sees: tuple[int, ...] = ()
+    sees: int = 0  # handles as bits
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
@@ -37,6 +37,7 @@ class OpenSegment:
     children: list[str] = field(default_factory=list)
     viewers: int = 0
     released: bool = False
+    seen: ViewChange | None = None
 
 
 ViewChange = tuple[Literal["see", "hide", "cut"], int]
@@ -70,6 +71,7 @@ class OpenThread:
     cap: int | None = None
     joins: bool = True
     sees: dict[int, None] = field(default_factory=dict)
+    bits: int = 0  # `sees` as bits
     segments: list[int] = field(default_factory=list)
     changes: list[ViewChange] = field(default_factory=list)
     unfed: list[Unfed] = field(default_factory=list)
@@ -116,7 +118,7 @@ class Recorder:
         """Puts a token at the thread's next position, in its open segment."""
         own = thread.own
         if not own.tokens:
-            own.sees = tuple(thread.sees)
+            own.sees = thread.bits
             own.role = thread.role
         position = thread.next_position
         if self.max_positions is not None:
@@ -167,6 +169,7 @@ class Recorder:
         if thread.own.tokens:
             old, new = thread.own, self._new_segment(thread.name, thread.role)
             thread.sees[old.handle] = None
+            thread.bits |= 1 << old.handle
             self._log(thread, "cut", old.handle)
             thread.own = new
             self._adopt(thread, new)
@@ -216,6 +219,7 @@ class Recorder:
             raise ValueError(f"thread {thread.name!r} evicts segment {handle}, which it cannot see")
         self.cut(thread, Cut())
         del thread.sees[handle]
+        thread.bits &= ~(1 << handle)
         self._log(thread, "hide", handle)
         self._let_go(thread, handle)
 
@@ -232,6 +236,7 @@ class Recorder:
                 self.segments[handle].viewers += 1
         for handle in [*thread.sees, thread.own.handle]:
             self._let_go(thread, handle)
+        thread.sees.clear()
         for handles in thread.claims.values():
             for handle in handles:
                 self._drop_viewer(handle)
@@ -246,6 +251,8 @@ class Recorder:
             for handle in thread.deferred:
                 self._drop_viewer(handle)
             thread.deferred.clear()
+            if not thread.is_open:
+                thread.changes.clear()
 
     def take_released(self) -> list[int]:
         """Handles of segments that no open thread and no pending join can see any more."""
@@ -271,26 +278,45 @@ class Recorder:
     def freeze(self) -> Trace:
         """The trace so far, segments renumbered in document order."""
         order = list(self.document_order())
-        ids = {s.handle: i for i, s in enumerate(order)}
+        seen = self._seen_ids(order)
         segments = tuple(
             Segment(
-                id=ids[s.handle],
+                id=i,
                 thread=s.thread,
                 kind=s.kind,
                 role=s.role,
-                sees=frozenset(ids[h] for h in s.sees if h in ids),
+                sees=IdSet(bits=seen[i]),
                 tokens=tuple(s.tokens),
                 positions=tuple(s.positions),
                 origins=tuple(s.origins),
                 markup=tuple(s.markup),
                 steps=tuple(s.steps),
             )
-            for s in order
+            for i, s in enumerate(order)
         )
         threads = tuple(
             Thread(t.name, t.parent, t.topic, t.finish_reason) for t in self.threads.values()
         )
         return Trace(segments, threads)
+
+    def _seen_ids(self, order: list[OpenSegment]) -> list[int]:
+        """What each segment of a document sees, as bits of document ids.
+
+        Handles are translated where a segment's view differs from that of its thread's segment
+        before, or for a thread's first, of the segment before it in the document.
+        """
+        ids = {s.handle: i for i, s in enumerate(order)}
+        before: dict[str, tuple[int, int]] = {}
+        last = (0, 0)
+        seen = []
+        for segment in order:
+            handles, bits = before.get(segment.thread, last)
+            for handle in IdSet(bits=handles ^ segment.sees):
+                if handle in ids:
+                    bits ^= 1 << ids[handle]
+            last = before[segment.thread] = segment.sees, bits
+            seen.append(bits)
+        return seen
 
     # -- internals -----------------------------------------------------------------------------
 
@@ -306,11 +332,16 @@ class Recorder:
     def _see(self, thread: OpenThread, handle: int) -> None:
         if handle in thread.sees:
             return
+        segment = self.segments[handle]
         thread.sees[handle] = None
-        self.segments[handle].viewers += 1
-        self._log(thread, "see", handle)
+        thread.bits |= 1 << handle
+        segment.viewers += 1
+        change = segment.seen or ("see", handle)
+        segment.seen = change  # one object for all views: a long answer logs it very often
+        thread.changes.append(change)
+        self.entries_touched += 1
 
-    def _log(self, thread: OpenThread, what: Literal["see", "hide", "cut"], handle: int) -> None:
+    def _log(self, thread: OpenThread, what: Literal["hide", "cut"], handle: int) -> None:
         thread.changes.append((what, handle))
         self.entries_touched += 1
 

@@ -7,7 +7,7 @@ critical path are all derived from `visible` or from the `sees` sets that define
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -16,6 +16,51 @@ Kind = Literal["causal", "block"]
 Origin = Literal["prompt", "sampled", "forced", "injected"]
 """prompt: given. sampled: drawn by the model. forced: drawn where a cap left one token legal.
 injected: written by the runtime; costs no step and is never a training target."""
+
+
+class IdSet(Set[int]):
+    """An immutable set of small numbers as the bits of one integer; iterates in rising order.
+
+    A long answer has many segments that each see nearly all before them: a bit for each pair is
+    affordable where an element is not.
+    """
+
+    __slots__ = ("bits",)
+    bits: int
+
+    def __init__(self, ids: Iterable[int] = (), bits: int = 0) -> None:
+        self.bits = ids.bits if isinstance(ids, IdSet) else bits | _bits_of(ids)
+
+    def __contains__(self, item: object) -> bool:
+        return isinstance(item, int) and item >= 0 and bool(self.bits >> item & 1)
+
+    def __iter__(self) -> Iterator[int]:
+        digits = bin(self.bits)[:1:-1]
+        at = digits.find("1")
+        while at >= 0:
+            yield at
+            at = digits.find("1", at + 1)
+
+    def __len__(self) -> int:
+        return self.bits.bit_count()
+
+    def __hash__(self) -> int:
+        return self._hash()
+
+    def __sub__(self, other: Set[int]) -> IdSet:
+        return IdSet(bits=self.bits & ~_bits_of(other))
+
+    def __repr__(self) -> str:
+        return f"IdSet({list(self)})"
+
+
+def _bits_of(ids: Iterable[int]) -> int:
+    if isinstance(ids, IdSet):
+        return ids.bits
+    bits = 0
+    for item in ids:
+        bits |= 1 << item
+    return bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +77,7 @@ class Segment:
     thread: str
     kind: Kind
     role: str
-    sees: frozenset[int]
+    sees: Set[int]
     tokens: tuple[int, ...]
     positions: tuple[int, ...]
     origins: tuple[Origin, ...]
@@ -123,7 +168,7 @@ def derived_steps(trace: Trace) -> list[list[int | None]]:
     rows: list[list[int | None]] = []
     clock: dict[str, int] = {}
     parents = {t.name: t.parent for t in trace.threads}
-    last_seen: dict[str, frozenset[int]] = {}
+    last_seen: dict[str, Set[int]] = {}
     for segment in trace.segments:
         name = segment.thread
         if name not in clock:
@@ -173,11 +218,7 @@ def live_tokens(trace: Trace) -> LiveTokens:
     prompt = sum(len(s) for s in trace.prompt)
     lives: list[int] = []
     generated: list[int] = []
-    for segment in trace.response:
-        seen = sum(len(trace.segments[k]) for k in segment.sees)
-        seen_prompt = sum(
-            len(trace.segments[k]) for k in segment.sees if is_prompt(trace.segments[k])
-        )
+    for segment, seen, seen_prompt in _seen_tokens(trace):
         for i in range(len(segment)):
             own = len(segment) if segment.kind == "block" else i + 1
             lives.append(seen + own)
@@ -192,6 +233,23 @@ def live_tokens(trace: Trace) -> LiveTokens:
         generated_peak=max(generated),
         dense_mean=prompt + (n + 1) / 2,
     )
+
+
+def _seen_tokens(trace: Trace) -> Iterator[tuple[Segment, int, int]]:
+    """Each response segment with the tokens, and the prompt tokens, that its `sees` amounts to.
+
+    Counts from the thread's segment before, since two in a row see nearly the same.
+    """
+    before: dict[str, tuple[Set[int], int, int]] = {}
+    for segment in trace.response:
+        last, seen, seen_prompt = before.get(segment.thread, (frozenset(), 0, 0))
+        for ids, sign in ((segment.sees - last, 1), (last - segment.sees, -1)):
+            for k in ids:
+                size = sign * len(trace.segments[k])
+                seen += size
+                seen_prompt += size if is_prompt(trace.segments[k]) else 0
+        before[segment.thread] = segment.sees, seen, seen_prompt
+        yield segment, seen, seen_prompt
 
 
 def labels(trace: Trace, end_of_sequence: int | None) -> list[list[int | None]]:

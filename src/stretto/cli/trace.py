@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from stretto.dialects.base import Parsed, Vocabulary
     from stretto.dialects.pasta import PastaSettings
 
+MAX_TAGS = 5000
+
 app = typer.Typer(no_args_is_help=True, help="Look at what an annotated text means.")
 
 
@@ -43,6 +45,7 @@ def show(
     _check_prompt(prompt)
     vocabulary = _vocabulary(tokenizer, chosen.control_forms)
     text = _read(file)
+    _check_size(text)
     parsed = chosen.parse_text(text, vocabulary, settings, prompt)
     if as_json:
         import json
@@ -53,6 +56,15 @@ def show(
     from stretto.cli.trace_view import print_view
 
     print_view(dialect, parsed, vocabulary, text)
+
+
+def _check_size(text: str) -> None:
+    """Refuses a text whose table of who sees whom, which grows with the square, has no end."""
+    from stretto.errors import InvalidInput
+
+    count = text.count("<promise") + text.count("<sync")
+    if count > MAX_TAGS:
+        raise InvalidInput(f"the text has {count} tags; split it into parts of up to {MAX_TAGS}")
 
 
 def describe(dialect: str, parsed: Parsed, vocabulary: Vocabulary) -> dict[str, Any]:

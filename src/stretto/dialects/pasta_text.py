@@ -135,6 +135,7 @@ class _Replay:
         if block.closed:
             self._recorder.place(child, Place(self._control[ASYNC_END], markup=True))
         self._recorder.close(child, "stop")
+        self._recorder.fed(child, len(child.unfed))
 
     def _sync(self) -> None:
         joined, self._unjoined = tuple(self._unjoined), []

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from stretto.errors import Unsupported
+from stretto.errors import InvalidInput, Unsupported
 from stretto.runtime.views import Run, mask_rows
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
@@ -40,8 +40,15 @@ class PoolCache(Cache):  # type: ignore[misc]  # transformers is untyped
             head_dim = config.hidden_size // config.num_attention_heads
         shape = (1, heads, num_slots, head_dim)
         count = range(config.num_hidden_layers)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in count]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in count]
+        try:
+            self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in count]
+            self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in count]
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            size = 2 * len(count) * heads * num_slots * head_dim * dtype.itemsize
+            raise InvalidInput(
+                f"a pool of {num_slots} slots takes {size / 2**30:.1f} GiB of KV, which do not fit "
+                f"on {device}; ask for fewer pool slots"
+            ) from error
         self.slots = torch.zeros(0, dtype=torch.long, device=device)
         self.width = 0
 

@@ -98,7 +98,7 @@ class Request:
         self._decode = decode
         session.budget = lambda: self.remaining_budget
         self._slots: dict[int, SlotList] = {}
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, _Lane] = {}  # of threads that are open or have something unfed
         self._kept: tuple[list[tuple[SlotList, int]], Any] | None = None
         self._open_lane(self.recorder.threads[MAIN], at=0)
 
@@ -156,6 +156,8 @@ class Request:
             if run.num_logits:
                 lane.logits = logits[row]
                 row += 1
+            if not lane.thread.is_open and not lane.thread.unfed:
+                del self._lanes[lane.thread.name]
         if not self.num_unfed:
             self._take_step()
             if not self.is_done and not self.num_unfed:
