@@ -11,19 +11,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from stretto import pictures
 from stretto.dialects import get_dialect
-from stretto.dialects.pasta import PastaSettings
+from stretto.dialects.pasta import PastaSession, PastaSettings
+from stretto.dialects.pasta_masks import PastaMasks
 from stretto.dialects.words import WordsVocabulary
 from stretto.effects import Cut, Evict, Fork, Join, Place
+from stretto.params import SamplingParams
 from stretto.recorder import MAIN, Recorder
+from stretto.runtime.pool import Pool
+from stretto.runtime.request import Request
+from stretto.runtime.scheduler import Scheduler
 from stretto.trace import Segment, Thread, Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from stretto.runtime.views import Run
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 HERE = Path(__file__).resolve().parent / "pictures"
+QUESTION = "How long is AB?"
 
 
 def parsed(text: str, prompt: str) -> tuple[Trace, list[str]]:
@@ -36,7 +47,7 @@ def parsed(text: str, prompt: str) -> tuple[Trace, list[str]]:
 
 def triangle() -> tuple[Trace, list[str]]:
     text = (EXAMPLES / "triangle.txt").read_text(encoding="utf-8")
-    return parsed(text, "How long is AB?")
+    return parsed(text, QUESTION)
 
 
 def tea() -> tuple[Trace, list[str]]:
@@ -55,6 +66,89 @@ def pasta_matrix() -> Figure:
 
 def pasta_lanes() -> Figure:
     return pictures.lanes_figure(triangle()[0])
+
+
+def pool() -> Figure:
+    """Which thread's tokens lie in which slot after each pass: a real request over a real pool."""
+    from matplotlib.colors import to_rgb
+    from matplotlib.figure import Figure
+
+    passes, colours = _decode_triangle()
+    num_slots = 1 + max(slot for written in passes for slot in written)
+    image = np.full((len(passes), num_slots, 3), to_rgb(pictures.HIDDEN))
+    held: dict[int, str] = {}
+    for row, written in enumerate(passes):
+        for slot, colour in held.items():
+            image[row, slot] = np.array(to_rgb(colour)) * 0.35 + 0.65
+        for slot, name in written.items():
+            held[slot] = colours[name]
+            image[row, slot] = to_rgb(colours[name])
+    figure = Figure(figsize=(9, 5.2), layout="constrained", facecolor=pictures.PAPER)
+    axes = figure.add_subplot(xlabel="slot of the pool", ylabel="pass")
+    axes.imshow(image, interpolation="nearest", aspect="auto")
+    axes.vlines(np.arange(num_slots) - 0.5, -0.5, len(passes) - 0.5, pictures.PAPER, linewidth=0.6)
+    axes.hlines(np.arange(len(passes)) - 0.5, -0.5, num_slots - 0.5, pictures.PAPER, linewidth=0.6)
+    axes.tick_params(length=0, colors=pictures.INK)
+    axes.spines[:].set_visible(False)
+    for name, colour in colours.items():
+        axes.plot([], [], "s", color=colour, label=name)
+    axes.legend(loc="upper right", frameon=False)
+    return figure
+
+
+def _decode_triangle() -> tuple[list[dict[int, str]], dict[str, str]]:
+    """Decodes the triangle with forced tokens: per pass, who wrote which slot; and colours."""
+    dialect = get_dialect("pasta")
+    words = WordsVocabulary(dialect.control_forms)
+    text = (EXAMPLES / "triangle.txt").read_text(encoding="utf-8")
+    trace = dialect.parse_text(text, words, PastaSettings(), QUESTION).trace
+    end = words.size
+    forced: dict[str, list[int]] = {thread.name: [] for thread in trace.threads}
+    for s in trace.segments:
+        pairs = zip(s.tokens, s.origins, strict=True)
+        forced[s.thread] += [token for token, origin in pairs if origin == "sampled"]
+    for tokens in forced.values():
+        tokens.append(end)
+    engine = NoteTaker(vocab_size=end + 1)
+    request = Request(
+        words.encode(QUESTION),
+        PastaSession(PastaMasks(words, PastaSettings().unit), PastaSettings()),
+        SamplingParams(),
+        decode=words.decode,
+        end_ids=frozenset({end}),
+        max_positions=engine.max_positions,
+        script=lambda thread, index: forced[thread][index],
+    )
+    scheduler = Scheduler(engine, Pool(engine.num_slots))
+    scheduler.submit(request)
+    while scheduler.step():
+        pass
+    return engine.passes, {"prompt": pictures.PROMPT_COLOUR} | pictures.thread_colours(trace)
+
+
+class NoteTaker:
+    """An engine that computes nothing and notes, per pass, who wrote which slot."""
+
+    name = "notes"
+    batch_invariant = True
+    max_positions = num_slots = 128
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.passes: list[dict[int, str]] = []
+
+    def forward(self, runs: list[Run]) -> Tensor:
+        import torch
+
+        names = [(r, "prompt" if r.segment.role == "prompt" else r.segment.thread) for r in runs]
+        self.passes.append({slot: name for run, name in names for slot in run.slots})
+        return torch.zeros(sum(run.num_logits for run in runs), self.vocab_size)
+
+    def copy_out(self, slots: list[int]) -> None:
+        raise NotImplementedError
+
+    def copy_in(self, slots: list[int], kept: None) -> None:
+        raise NotImplementedError
 
 
 def effects() -> Figure:
@@ -147,6 +241,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "pasta-matrix": pasta_matrix,
     "pasta-lanes": pasta_lanes,
     "effects": effects,
+    "pool": pool,
 }
 
 

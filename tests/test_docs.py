@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import typer
 from conftest import tiny_model
 from tiny_lms import tiny_lm, tiny_tokenizer
 
-from stretto import cli
+from stretto import LM, cli
 
 ROOT = Path(__file__).parents[1]
+LOAD = LM.load
 PAGES = [
     *(ROOT / name for name in ("README.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "docs").glob("*.md")),
@@ -77,12 +79,19 @@ def test_python_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_python(page, embedded=False)
 
 
+@cache
+def embedded_lm() -> LM:
+    """One for all pages: loading it again each time would show nothing new."""
+    return LOAD()
+
+
 @pytest.mark.embedded
 @pytest.mark.parametrize("page", pages_with("python", embedded=True), ids=lambda p: p.name)
 def test_python_blocks_of_the_embedded_model_run(
     page: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(LM, "load", staticmethod(embedded_lm))
     assert run_python(page, embedded=True)
 
 
