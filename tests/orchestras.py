@@ -87,7 +87,7 @@ class Recording:
         row = 0
         for run in runs:
             if run.num_logits:
-                key = (id(run.view.slots), run.segment.handle, run.start + len(run.tokens) - 1)
+                key = (id(run.view.memory), run.segment.handle, run.start + len(run.tokens) - 1)
                 self.rows[key] = logits[row]
                 row += 1
         return logits
@@ -143,7 +143,7 @@ def largest_gap(model: object, request: Request, recording: Recording) -> float:
     for segment in order:
         starts[segment.handle] = offset
         offset += len(segment.tokens)
-    mine = {k: v for k, v in recording.rows.items() if k[0] == id(request._slots)}
+    mine = {k: v for k, v in recording.rows.items() if k[0] == id(request.memory)}
     assert mine
     return max(
         float((reference[starts[handle] + index] - logits).abs().max())

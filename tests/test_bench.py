@@ -150,8 +150,8 @@ def test_bursts_free_their_slots() -> None:
     request = step._request(target, sizes, 30, seed=0)
     passes = step._decode(target, request)
     assert [p.rows for p in passes[1:]] == [3] + [2] * 9 + [1] * 10 + [2] * 10 + [1] * 10
-    assert request.peak_pages == step.room_needed(2, 30)[1]
-    assert request.num_pages == 0
+    assert request.memory.peak_pages == step.room_needed(2, 30)[1]
+    assert request.memory.num_pages == 0
 
 
 # -- counted bookkeeping -----------------------------------------------------------------------

@@ -146,7 +146,7 @@ def test_every_row_sees_exactly_what_visible_says(seed: int, page_size: int) -> 
             logits = super().forward(runs)
             for run in runs:
                 for offset, slot in enumerate(run.slots):
-                    key = (id(run.view.slots), run.segment.handle, run.start + offset)
+                    key = (id(run.view.memory), run.segment.handle, run.start + offset)
                     memory[key] = self.state[1, slot]
             return logits
 
@@ -161,7 +161,7 @@ def test_every_row_sees_exactly_what_visible_says(seed: int, page_size: int) -> 
         order: list[OpenSegment] = list(request.recorder.document_order())
         ids = {s.handle: i for i, s in enumerate(order)}
         expected = stub_logits(request, engine)
-        mine = {k[1:]: v for k, v in memory.items() if k[0] == id(request._slots)}
+        mine = {k[1:]: v for k, v in memory.items() if k[0] == id(request.memory)}
         assert mine
         for (handle, index), value in mine.items():
             assert value == expected[ids[handle], index]

@@ -215,7 +215,7 @@ def test_an_evicted_page_is_free_at_once_and_admits_a_waiting_request() -> None:
     held = []
     while scheduler.step():
         scheduler.check_integrity()
-        held.append(request.num_pages)
+        held.append(request.memory.num_pages)
     assert (
         max(held[1:-1])
         < request.num_prompt_tokens + 10
@@ -272,7 +272,7 @@ def test_cancelling_frees_slots_at_once_and_leaves_the_others_alone(pasta: LM) -
     other = pasta.submit("hi", params, script=script)
     for _ in range(15):
         pasta.step(other.request)
-    held = doomed.request.num_pages
+    held = doomed.request.memory.num_pages
     free = pasta.scheduler.pool.num_free_pages
     doomed.close()
     assert held

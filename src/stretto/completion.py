@@ -151,7 +151,7 @@ def complete(  # noqa: PLR0917
         seed=request.params.seed,
         threads=_threads(request, trace),
         usage=usage,
-        live_kv=LiveKV(**asdict(live), pool_peak_slots=page_size * request.peak_pages),
+        live_kv=LiveKV(**asdict(live), pool_peak_slots=page_size * request.memory.peak_pages),
         timing=_timing(request, usage),
         speedup=Speedup(usage.completion_tokens / steps if steps else 0.0),
         issues=issues,

@@ -7,10 +7,8 @@ does not depend on scheduling.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,12 +16,13 @@ from torch import Tensor
 
 from stretto.dialects.base import Legal, Session
 from stretto.effects import Close, Evict, Fork, Join, Move, Place, Reveal, Wait
-from stretto.engines.base import Engine
 from stretto.errors import Unsupported
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN, OpenThread, Recorder
 from stretto.runtime import events
-from stretto.runtime.pool import Pool, SlotList
+from stretto.runtime.lane import Lane
+from stretto.runtime.memory import RequestMemory
+from stretto.runtime.pool import Pool
 from stretto.runtime.sampler import Sampling, draw, uniform
 from stretto.runtime.text import Decode, Document, ThreadText
 from stretto.runtime.views import Run, View, runs_of
@@ -40,21 +39,6 @@ class Timing:
     submitted: float = field(default_factory=time.perf_counter)
     first_token: float | None = None
     finished: float | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Lane:
-    """What the request keeps for one thread beside the recorder's record."""
-
-    thread: OpenThread
-    view: View
-    text: ThreadText
-    moves: deque[Move] = field(default_factory=deque)
-    num_placed: int = 0
-    unsettled: list[events.Token] = field(default_factory=list)
-    logits: Float[Tensor, "vocab"] | None = None
-    drawn_at: int = 0
-    logprob: float | None = None
 
 
 class Request:
@@ -84,8 +68,7 @@ class Request:
         self.num_prompt_tokens = len(prompt)
         self.num_drawn = 0
         self.step = 0
-        self.num_pages = 0
-        self.peak_pages = 0
+        self.memory = RequestMemory()
         self.finish_reason: str | None = None
         self.error: str | None = None
         self.recorder = Recorder(prompt, session.main_role, max_positions)
@@ -97,9 +80,7 @@ class Request:
         )
         self._decode = decode
         session.budget = lambda: self.remaining_budget
-        self._slots: dict[int, SlotList] = {}
-        self._lanes: dict[str, _Lane] = {}  # of threads that are open or have something unfed
-        self._kept: tuple[list[tuple[SlotList, int]], Any] | None = None
+        self._lanes: dict[str, Lane] = {}  # of threads that are open or have something unfed
         self._open_lane(self.recorder.threads[MAIN], at=0)
 
     # -- reading -------------------------------------------------------------------------------
@@ -125,26 +106,16 @@ class Request:
 
     def pages_needed(self, pool: Pool, limit: int) -> int:
         """Free pages that the next pass of at most `limit` rows takes."""
-        need = 0
-        for _, counts in self._next_rows(limit):
-            for handle, count in counts.items():
-                need += pool.pages_to_extend(self._slots.get(handle) or SlotList(), count)
-        return need
+        return self.memory.pages_needed(pool, (rows for _, rows in self._next_rows(limit)))
 
     def allocate(self, pool: Pool, limit: int) -> list[Run]:
         """Takes the slots of the next pass and returns its runs."""
-        runs: list[Run] = []
         chosen = self._next_rows(limit)
-        for _, counts in chosen:
-            for handle, count in counts.items():
-                slots = self._slots.setdefault(handle, SlotList())
-                before = len(slots.pages)
-                pool.extend(slots, count)
-                self.num_pages += len(slots.pages) - before
-        self.peak_pages = max(self.peak_pages, self.num_pages)
-        for lane, counts in chosen:
+        self.memory.extend(pool, (rows for _, rows in chosen))
+        runs: list[Run] = []
+        for lane, rows in chosen:
             wants = lane.thread.is_open and not lane.moves
-            runs += runs_of(lane.view, self.recorder.segments, sum(counts.values()), wants)
+            runs += runs_of(lane.view, self.recorder.segments, sum(rows.values()), wants)
         return runs
 
     def fed(self, runs: list[Run], logits: Float[Tensor, "logit_rows vocab"], pool: Pool) -> None:
@@ -175,35 +146,9 @@ class Request:
         self._finish(reason)
         self._free_released(pool)
 
-    # -- preemption ----------------------------------------------------------------------------
-
-    def save(self, engine: Engine, pool: Pool) -> None:
-        """Copies the request's KV out and gives all its pages back."""
-        lists = [s for s in self._slots.values() if s.slots]
-        kept = engine.copy_out([slot for s in lists for slot in s.slots])
-        self._kept = [(s, len(s.slots)) for s in lists], kept
-        for slots in lists:
-            pool.free(slots)
-        self.num_pages = 0
-
-    def pages_to_restore(self, pool: Pool) -> int:
-        return sum(pool.pages_for(n) for _, n in self._kept[0]) if self._kept is not None else 0
-
-    def restore(self, engine: Engine, pool: Pool) -> None:
-        """Puts a saved request back, bit for bit, into whatever slots are free."""
-        if self._kept is None:
-            return
-        lists, kept = self._kept
-        slots = [slot for segment, n in lists for slot in pool.extend(segment, n)]
-        engine.copy_in(slots, kept)
-        self.num_pages = sum(len(segment.pages) for segment, _ in lists)
-        self._kept = None
-        for lane in self._lanes.values():
-            lane.view.epoch += 1
-
     # -- internals: rows -----------------------------------------------------------------------
 
-    def _next_rows(self, limit: int) -> list[tuple[_Lane, dict[int, int]]]:
+    def _next_rows(self, limit: int) -> list[tuple[Lane, dict[int, int]]]:
         """The next `limit` unfed tokens in placement order: per lane, tokens per segment."""
         lanes = [lane for lane in self._lanes.values() if lane.thread.unfed]
         last = None
@@ -238,7 +183,7 @@ class Request:
         self._pump_all()
         self._check_end(is_short)
 
-    def _draw(self, lane: _Lane, logits: Float[Tensor, "vocab"]) -> None:
+    def _draw(self, lane: Lane, logits: Float[Tensor, "vocab"]) -> None:
         thread = lane.thread
         legal = self.session.legal(self.recorder, thread)
         token, lane.logprob = self._choose(thread, logits, legal)
@@ -291,7 +236,7 @@ class Request:
                     self._pump(lane)
                     progress = progress or len(lane.moves) < before
 
-    def _pump(self, lane: _Lane) -> None:
+    def _pump(self, lane: Lane) -> None:
         thread = lane.thread
         while lane.moves:
             move = lane.moves[0]
@@ -309,18 +254,17 @@ class Request:
             lane.moves.extend(self.session.stopped(self.recorder, thread, "length"))
             self._pump(lane)
 
-    def _carry_out(self, lane: _Lane, move: Move) -> None:
+    def _carry_out(self, lane: Lane, move: Move) -> None:
         recorder, thread = self.recorder, lane.thread
         match move:
             case Place():
                 recorder.place(thread, move, lane.drawn_at if is_drawn(move.origin) else None)
-                self._announce(lane, move)
+                lane.announce(move, thread.next_position - 1, self.step)
             case Reveal():
                 recorder.reveal(thread, move)
-                lane.unsettled = [_as_text(token) for token in lane.unsettled]
-                self._settle(lane)
+                lane.reveal()
             case Fork():
-                self._settle(lane)
+                lane.settle()
                 self._open_lane(recorder.fork(thread, self._capped(move)), lane.text.length)
             case Close():
                 self._close(lane, move.reason)
@@ -348,48 +292,18 @@ class Request:
         return replace(fork, cap=cap)
 
     def _open_lane(self, thread: OpenThread, at: int) -> None:
-        lane = _Lane(thread, View(thread, self._slots), ThreadText(self._decode))
+        lane = Lane(thread, View(thread, self.memory), ThreadText(self._decode), self.log)
         self._lanes[thread.name] = lane
         start = events.ThreadStart(thread.name, thread.parent, thread.topic, at, self.step)
         self.log.emit(start)
         if thread.name != MAIN:
             own = thread.own
-            for token, markup in zip(own.tokens, own.markup, strict=True):
-                self._announce(lane, Place(token, "injected", markup))
+            for token, markup, position in zip(own.tokens, own.markup, own.positions, strict=True):
+                lane.announce(Place(token, "injected", markup), position, self.step)
 
-    def _announce(self, lane: _Lane, move: Place) -> None:
-        """Emits a placed token, once it is settled whether it is text.
-
-        A token that a wait has held back keeps the step at which it was drawn.
-        """
-        drawn = is_drawn(move.origin)
-        event = events.Token(
-            thread=lane.thread.name,
-            index=lane.num_placed,
-            token=move.token,
-            text="",
-            markup=move.markup,
-            origin=move.origin,
-            position=lane.thread.next_position - 1,
-            step=lane.drawn_at if drawn else self.step,
-            logprob=lane.logprob if drawn else None,
-        )
-        lane.num_placed += 1
-        lane.unsettled.append(event)
-        if not move.tentative:
-            self._settle(lane)
-
-    def _settle(self, lane: _Lane) -> None:
-        for token in lane.unsettled:
-            text = lane.text.push(token.token, token.markup)
-            self.log.emit(replace(token, text=text) if text else token)
-        lane.unsettled = []
-
-    def _close(self, lane: _Lane, reason: str) -> None:
+    def _close(self, lane: Lane, reason: str) -> None:
         self.recorder.close(lane.thread, reason)
-        self._settle(lane)
-        text = lane.text.flush()
-        self.log.emit(events.ThreadEnd(lane.thread.name, reason, text, self.step))
+        lane.end(reason, self.step)
 
     # -- internals: the end --------------------------------------------------------------------
 
@@ -441,16 +355,5 @@ class Request:
         return bool(found)
 
     def _free_released(self, pool: Pool) -> None:
-        handles: Sequence[int] = self.recorder.take_released()
-        if self.is_done:
-            handles = list(self._slots)
-            self._kept = None
-        for handle in handles:
-            slots = self._slots.get(handle)
-            if slots is not None and slots.pages:
-                self.num_pages -= len(slots.pages)
-                pool.free(slots)
-
-
-def _as_text(token: events.Token) -> events.Token:
-    return replace(token, markup=False)
+        released = self.recorder.take_released()
+        self.memory.free(pool, None if self.is_done else released)

@@ -58,7 +58,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises `PoolError` unless the pool's pages are exactly the running requests'."""
         self.pool.check_integrity()
-        held = sum(request.num_pages for request in self.running)
+        held = sum(request.memory.num_pages for request in self.running)
         if held != self.pool.num_pages - self.pool.num_free_pages:
             raise AssertionError(f"requests hold {held} pages, the pool disagrees")
 
@@ -66,7 +66,7 @@ class Scheduler:
         spoken_for = sum(r.pages_needed(self.pool, self.max_rows) for r in self.running)
         while self.waiting:
             request = self.waiting[0]
-            need = request.pages_to_restore(self.pool)
+            need = request.memory.pages_to_restore(self.pool)
             need += request.pages_needed(self.pool, self.max_rows)
             if spoken_for + need > self.pool.num_free_pages and self.running:
                 return
@@ -74,7 +74,7 @@ class Scheduler:
             self.waiting.pop(0)
             if request.is_done:
                 continue
-            request.restore(self.engine, self.pool)
+            request.memory.restore(self.engine, self.pool)
             self.running.append(request)
 
     def _reserve(self) -> list[Request]:
@@ -99,7 +99,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
-        request.save(self.engine, self.pool)
+        request.memory.save(self.engine, self.pool)
         self.waiting.insert(0, request)
         self.num_preemptions += 1
 

@@ -13,20 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.recorder import OpenSegment, OpenThread
-from stretto.runtime.pool import SlotList
+from stretto.runtime.memory import RequestMemory
 
 
 @dataclass(slots=True, eq=False)
 class View:
-    """One thread's view. `slots` maps the request's segment handles to their slots.
-
-    `epoch` changes when slots move (a preempted request comes back elsewhere): then a cursor
-    must start again. `cursor` belongs to the engine.
-    """
+    """One thread's view into its request's memory. `cursor` belongs to the engine."""
 
     thread: OpenThread
-    slots: dict[int, SlotList]
-    epoch: int = 0
+    memory: RequestMemory
     cursor: Cursor | None = None
 
 
@@ -53,7 +48,7 @@ class Cursor:
     """The visible slots of one view as a bitmap, brought forward along its log of changes.
 
     It keeps hold of the slots it has set: by the time a change is followed, the pool may have
-    taken them back.
+    taken them back. When all slots have moved (`epoch`) it must be made anew.
     """
 
     bitmap: NDArray[np.bool_]
@@ -83,10 +78,10 @@ class Cursor:
                 self.seen[handle] = self.own_slots
                 self.bitmap[self.own_slots[self.num_own :]] = True
             else:
-                slots = self.seen[handle] = view.slots[handle].slots
+                slots = self.seen[handle] = view.memory.slots[handle].slots
                 self.bitmap[slots] = True
         if own != self.own:
-            self.own, self.own_slots, self.num_own = own, view.slots[own].slots, 0
+            self.own, self.own_slots, self.num_own = own, view.memory.slots[own].slots, 0
         if self.num_own < start:
             self.bitmap[self.own_slots[self.num_own : start]] = True
             self.num_own = start
@@ -106,8 +101,8 @@ def mask_rows(runs: list[Run], num_slots: int) -> NDArray[np.bool_]:
     at = 0
     for run in runs:
         cursor = run.view.cursor
-        if cursor is None or cursor.epoch != run.view.epoch:
-            cursor = Cursor(np.zeros(num_slots, dtype=np.bool_), run.view.epoch)
+        if cursor is None or cursor.epoch != run.view.memory.epoch:
+            cursor = Cursor(np.zeros(num_slots, dtype=np.bool_), run.view.memory.epoch)
             run.view.cursor = cursor
         cursor.advance(run.view, run.version, run.segment.handle, run.start)
         n = len(run.tokens)
@@ -138,7 +133,7 @@ def runs_of(view: View, segments: list[OpenSegment], limit: int, wants_logits: b
                 start=start,
                 tokens=segment.tokens[start:stop],
                 positions=segment.positions[start:stop],
-                slots=view.slots[handle].slots[start:stop],
+                slots=view.memory.slots[handle].slots[start:stop],
                 num_logits=int(
                     wants_logits
                     and whole

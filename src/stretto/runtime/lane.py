@@ -1,0 +1,71 @@
+"""What a request keeps for one thread that is under way, and the events it gives rise to."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from jaxtyping import Float
+from torch import Tensor
+
+from stretto.effects import Move, Place
+from stretto.recorder import OpenThread
+from stretto.runtime import events
+from stretto.runtime.text import ThreadText
+from stretto.runtime.views import View
+from stretto.trace import is_drawn
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One thread's view, text, held-back moves, and the logits of its newest row.
+
+    `drawn_at` and `logprob` are of the token drawn last: one that a wait holds back is placed
+    later and keeps them. `unsettled` are placed tokens that may yet turn out to be text.
+    """
+
+    thread: OpenThread
+    view: View
+    text: ThreadText
+    log: events.EventLog
+    moves: deque[Move] = field(default_factory=deque)
+    logits: Float[Tensor, "vocab"] | None = None
+    drawn_at: int = 0
+    logprob: float | None = None
+    num_placed: int = 0
+    unsettled: list[events.Token] = field(default_factory=list)
+
+    def announce(self, move: Place, position: int, step: int) -> None:
+        """Emits a placed token, once it is settled whether it is text."""
+        drawn = is_drawn(move.origin)
+        event = events.Token(
+            thread=self.thread.name,
+            index=self.num_placed,
+            token=move.token,
+            text="",
+            markup=move.markup,
+            origin=move.origin,
+            position=position,
+            step=self.drawn_at if drawn else step,
+            logprob=self.logprob if drawn else None,
+        )
+        self.num_placed += 1
+        self.unsettled.append(event)
+        if not move.tentative:
+            self.settle()
+
+    def reveal(self) -> None:
+        """What was unsettled is text."""
+        self.unsettled = [replace(token, markup=False) for token in self.unsettled]
+        self.settle()
+
+    def settle(self) -> None:
+        for token in self.unsettled:
+            text = self.text.push(token.token, token.markup)
+            self.log.emit(replace(token, text=text) if text else token)
+        self.unsettled = []
+
+    def end(self, reason: str, step: int) -> None:
+        """Emits the thread's end, with what was left of its last character."""
+        self.settle()
+        self.log.emit(events.ThreadEnd(self.thread.name, reason, self.text.flush(), step))
