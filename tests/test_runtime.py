@@ -282,6 +282,33 @@ def test_cancelling_frees_slots_at_once_and_leaves_the_others_alone(pasta: LM) -
     assert other.finish().text == alone.text
 
 
+def test_a_stream_that_is_dropped_is_cancelled_by_the_next_pass(pasta: LM) -> None:
+    import gc
+
+    params = SamplingParams(max_tokens=100)
+    request = pasta.submit("hi", params, script=promises_script(pasta, (20, 20))).request
+    assert request.is_abandoned or gc.collect() >= 0
+    assert pasta.generate("hi", SamplingParams(max_tokens=3))[0].usage.completion_tokens == 3
+    assert request.finish_reason == "cancelled"
+    pasta.scheduler.check_integrity()
+    assert pasta.scheduler.pool.num_free_pages == pasta.scheduler.pool.num_pages
+
+
+def test_python_threads_share_batches_and_get_their_own_answers(pasta: LM) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    prompts = [f"question {k}" for k in range(8)]
+    params = SamplingParams(max_tokens=30, temperature=1.0, seed=3)
+    alone = [pasta.generate(p, params, method="sequential")[0].text for p in prompts]
+
+    def ask(prompt: str) -> str:
+        return pasta.generate(prompt, params, method="sequential")[0].text
+
+    with ThreadPoolExecutor(8) as workers:
+        assert list(workers.map(ask, prompts)) == alone
+    pasta.scheduler.check_integrity()
+
+
 def test_an_engine_that_fails_leaves_no_slots_taken(pasta: LM) -> None:
     class Broken(Recording):
         def forward(self, runs: Any) -> torch.Tensor:

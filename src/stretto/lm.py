@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -279,10 +280,12 @@ class Stream:
     """The events of one request as they happen; decoding goes on while it is iterated.
 
     `close` (also at the end of a `with` block, or when the iterator is dropped) cancels what is
-    not finished and frees its slots within a step.
+    not finished and frees its slots at once; a stream that is dropped unclosed is cancelled by the
+    model's next pass.
     """
 
     def __init__(self, lm: LM, request: Request, method: str) -> None:
+        weakref.finalize(self, setattr, request, "is_abandoned", True).atexit = False
         self._lm = lm
         self.request = request
         self._method = method

@@ -71,6 +71,7 @@ class Request:
         self.memory = RequestMemory()
         self.finish_reason: str | None = None
         self.error: str | None = None
+        self.is_abandoned = False  # nobody will read the answer: to be cancelled by the next pass
         self.recorder = Recorder(prompt, session.main_role, max_positions)
         self.document = Document(self.recorder, decode)
         self._cut: int | None = None

@@ -49,6 +49,8 @@ class Scheduler:
 
     def step(self) -> bool:
         """One pass. False if there is nothing left to do."""
+        for request in [r for r in (*self.running, *self.waiting) if r.is_abandoned]:
+            self.cancel(request)
         self._admit()
         batch = self._reserve()
         if batch:
