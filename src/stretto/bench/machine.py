@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("stretto-lm", "torch", "transformers", "tokenizers", "numpy")
+FEATURES = (
+    "avx2", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve",
+)  # fmt: skip
+"""CPU features that decide how fast a model runs."""
 BUFFER_BYTES = 512 * 2**20
 NUM_READS = 9
 
@@ -20,8 +25,8 @@ def describe_machine(device: str = "cpu") -> dict[str, Any]:
     import torch
 
     facts: dict[str, Any] = {
-        "cpu": _cpu_model(),
-        "cores": _num_cores(),
+        "cpu": cpu()["name"],
+        "cores": usable_cores(),
         "torch_threads": torch.get_num_threads(),
         "device": device,
         "platform": platform.platform(terse=True),
@@ -48,17 +53,23 @@ def read_bandwidth(device: str = "cpu") -> float:
     return BUFFER_BYTES / min(times)
 
 
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+def cpu() -> dict[str, Any]:
+    """Name, cores that this process may use, and features of the CPU."""
+    fields: dict[str, str] = {}
+    path = Path("/proc/cpuinfo")
+    if path.is_file():
+        for line in path.read_text(errors="replace").split("\n\n", maxsplit=1)[0].splitlines():
+            key, _, value = line.partition(":")
+            fields[key.strip()] = value.strip()
+    flags = set(fields.get("flags", fields.get("Features", "")).split())
+    return {
+        "name": fields.get("model name") or platform.processor() or platform.machine(),
+        "cores": usable_cores(),
+        "features": [name for name in FEATURES if name in flags],
+    }
 
 
-def _num_cores() -> int:
-    """Cores that this process may use."""
+def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

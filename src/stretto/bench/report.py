@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto.errors import InvalidInput
+from stretto.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,19 +58,6 @@ def save(out: Path, rows: Rows, records: Rows, figure: Figure, run: dict[str, An
     write_atomically(out / "plot.png", picture.getvalue())
     text = json.dumps(run, ensure_ascii=False, indent=2) + "\n"
     write_atomically(out / "run.json", text.encode())
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """The file is there whole or not at all."""
-    scratch = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    try:
-        with scratch.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def to_csv(rows: Rows) -> str:

@@ -102,7 +102,7 @@ def _torch(machine: Machine) -> Iterator[Check]:
 
 
 def _cpu(_: Machine) -> Iterator[Check]:
-    from stretto.cli.probes import cpu
+    from stretto.bench.machine import cpu
 
     facts = cpu()
     features = " ".join(facts["features"]) or "no features known"

@@ -22,14 +22,14 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     if prompt is not None and file is not None:
         raise InvalidInput(f"both a prompt and --file {str(file)!a} are given; leave one out")
     if file is not None:
-        where, text = f"--file {str(file)!a}", _read(str(file))
+        where, text = f"--file {str(file)!a}", _read_prompt(str(file))
     elif prompt is not None and prompt != STDIN:
         where, text = "the prompt", prompt
         check_utf8(where, prompt)
     elif prompt is None and (sys.stdin is None or sys.stdin.isatty()):
         raise InvalidInput("no prompt; give it as an argument, with --file PATH, or on stdin")
     else:
-        where, text = "standard input", _read(STDIN)
+        where, text = "standard input", _read_prompt(STDIN)
     if not text.strip():
         raise InvalidInput(f"{where} is empty; give some text to answer")
     return text
@@ -43,32 +43,42 @@ def check_utf8(where: str, text: str) -> None:
         raise InvalidInput(f"{where} {text[:40]!a} is not UTF-8; give it as UTF-8") from None
 
 
-def _read(file: str) -> str:
+def read_text(file: str, max_bytes: int | None = None) -> str:
+    """The text of a file, or of standard input (`-`), line ends untouched.
+
+    Raises `InvalidInput` if it cannot be read, is longer than `max_bytes` or is not UTF-8.
+    """
     where = "standard input" if file == STDIN else ascii(file)
     try:
-        data = _read_bytes(file)
+        data = _read_bytes(file, max_bytes)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InvalidInput(f"cannot read {where} ({reason}); give a text file") from None
-    if len(data) > MAX_PROMPT_BYTES:
-        raise InvalidInput(f"{where} is larger than {MAX_PROMPT_BYTES:,} bytes; shorten the prompt")
-    if (at := data.find(b"\0")) >= 0:
-        raise InvalidInput(f"{where} is binary (a NUL at byte {at}); give UTF-8 text")
+        raise InvalidInput(f"cannot read {where} ({reason}); give a text file, or -") from None
+    if max_bytes is not None and len(data) > max_bytes:
+        raise InvalidInput(f"{where} is larger than {max_bytes:,} bytes; shorten it")
     try:
-        text = data.decode("utf-8", errors="strict")
+        return data.decode("utf-8", errors="strict")
     except UnicodeDecodeError as error:
         raise InvalidInput(
             f"{where} is not UTF-8 at byte {error.start}; convert it to UTF-8 first"
         ) from None
+
+
+def _read_prompt(file: str) -> str:
+    text = read_text(file, MAX_PROMPT_BYTES)
+    if (at := text.find("\0")) >= 0:
+        where = "standard input" if file == STDIN else ascii(file)
+        raise InvalidInput(f"{where} is binary (a NUL at character {at}); give UTF-8 text")
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _read_bytes(file: str) -> bytes:
-    """The file's bytes; of a longer one than a prompt may be, only as many as show that."""
+def _read_bytes(file: str, max_bytes: int | None) -> bytes:
+    """The file's bytes; of one longer than `max_bytes`, only as many as show that."""
+    limit = -1 if max_bytes is None else max_bytes + 1
     if file == STDIN:
         if sys.stdin is None:
             return b""
         stdin: BinaryIO = sys.stdin.buffer
-        return stdin.read(MAX_PROMPT_BYTES + 1)
+        return stdin.read(limit)
     with Path(file).expanduser().open("rb") as opened:
-        return opened.read(MAX_PROMPT_BYTES + 1)
+        return opened.read(limit)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import InvalidInput, StrettoError
+from stretto.files import write_atomically
 
 
 def write_text(text: str) -> None:
@@ -121,16 +122,7 @@ def write_file(path: Path, data: bytes) -> None:
         if path.exists() and not _is_replaceable(path):
             path.write_bytes(data)
             return
-        final = Path(os.path.realpath(path))
-        scratch = final.with_name(f".{final.name[:100]}.{os.getpid()}.tmp")
-        try:
-            with scratch.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(final)
-        finally:
-            scratch.unlink(missing_ok=True)
+        write_atomically(path, data)
     except OSError as error:
         reason = error.strerror or str(error)
         raise StrettoError(f"cannot write {str(path)!a}: {reason}; name another file") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterator
 from importlib import metadata
@@ -10,11 +9,6 @@ from pathlib import Path
 from typing import Any
 
 DISTRIBUTION = "stretto-lm"
-FEATURES = (
-    "avx2", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
-    "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve",
-)  # fmt: skip
-"""CPU features that decide how fast a model runs."""
 
 
 def versions() -> dict[str, str | None]:
@@ -47,28 +41,6 @@ def unmet_requirements() -> Iterator[str]:
             continue
         if not requirement.specifier.contains(version, prereleases=True):
             yield f"{requirement.name} is {version}, {requirement.specifier} is needed"
-
-
-def cpu() -> dict[str, Any]:
-    """Name, cores that this process may use, and features of the CPU."""
-    fields: dict[str, str] = {}
-    path = Path("/proc/cpuinfo")
-    if path.is_file():
-        for line in path.read_text(errors="replace").split("\n\n", maxsplit=1)[0].splitlines():
-            key, _, value = line.partition(":")
-            fields[key.strip()] = value.strip()
-    flags = set(fields.get("flags", fields.get("Features", "")).split())
-    return {
-        "name": fields.get("model name") or platform.processor() or platform.machine(),
-        "cores": usable_cores(),
-        "features": [name for name in FEATURES if name in flags],
-    }
-
-
-def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def free_memory_bytes() -> int | None:

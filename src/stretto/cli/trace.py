@@ -38,13 +38,14 @@ def show(
 
     Exits with 0 whatever the issues in the text.
     """
+    from stretto.cli.inputs import check_utf8, read_text
     from stretto.dialects import get_dialect
 
     chosen = get_dialect(dialect)
     settings = _settings(policy, unit, fixed_length)
-    _check_prompt(prompt)
+    check_utf8("--prompt", prompt)
     vocabulary = _vocabulary(tokenizer, chosen.control_forms)
-    text = _read(file)
+    text = read_text(file)
     _check_size(text)
     parsed = chosen.parse_text(text, vocabulary, settings, prompt)
     if as_json:
@@ -117,15 +118,6 @@ def _settings(policy: str, unit: int, fixed_length: int) -> PastaSettings:
     return PastaSettings(cast(Policy, policy), unit, fixed_length)
 
 
-def _check_prompt(prompt: str) -> None:
-    from stretto.errors import InvalidInput
-
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        raise InvalidInput(f"--prompt {prompt[:40]!a} is not UTF-8; give it as UTF-8") from None
-
-
 def _vocabulary(tokenizer: str | None, control_forms: Any) -> Vocabulary:
     if tokenizer is None:
         from stretto.dialects.words import WordsVocabulary
@@ -136,24 +128,3 @@ def _vocabulary(tokenizer: str | None, control_forms: Any) -> Vocabulary:
     from stretto.tokens import load_vocabulary
 
     return load_vocabulary(Path(tokenizer), control_forms)
-
-
-def _read(file: str) -> str:
-    """The text of a file or of standard input, its line ends untouched."""
-    from pathlib import Path
-
-    from stretto.errors import InvalidInput
-
-    try:
-        stdin = file == "-"
-        data = typer.get_binary_stream("stdin").read() if stdin else Path(file).read_bytes()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InvalidInput(f"cannot read {file!a} ({reason}); name a text file, or -") from None
-    try:
-        return data.decode("utf-8", errors="strict")
-    except UnicodeDecodeError as error:
-        where = "standard input" if file == "-" else ascii(file)
-        raise InvalidInput(
-            f"{where} is not UTF-8 at byte {error.start}; convert it to UTF-8 first"
-        ) from None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -15,6 +13,7 @@ from tokenizers import Tokenizer
 
 from stretto.dialects import get_dialect
 from stretto.errors import InvalidInput
+from stretto.files import write_atomically
 from stretto.tokens.control import control_content
 
 CARD = "stretto.json"
@@ -96,17 +95,7 @@ class ModelCard(BaseModel):
     def save(self, folder: Path) -> Path:
         """Write the card into a folder, whole or not at all; return its path."""
         path = folder / CARD
-        handle, scratch = tempfile.mkstemp(dir=folder, prefix=f".{CARD}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.model_dump_json(indent=2) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(scratch, 0o644)
-            os.replace(scratch, path)
-        except BaseException:
-            Path(scratch).unlink(missing_ok=True)
-            raise
+        write_atomically(path, (self.model_dump_json(indent=2) + "\n").encode())
         return path
 
     def check_tokenizer(self, tokenizer: Tokenizer, source: Path | str) -> None:
