@@ -62,7 +62,7 @@ OUTLINE_CAP = 96
 """Tokens an outline may take, and never more than half of the request's; what it has is used."""
 POINT_CAP = 64
 """Tokens a point may take: it was asked for two sentences."""
-MIN_POINT_TOKENS = 16
+MIN_POINT_TOKENS = 20
 """A point neither ends nor breaks its line before it has this many tokens."""
 MIN_POINTS = 2
 MAX_POINTS = 6
