@@ -166,7 +166,9 @@ def test_a_childs_eviction_is_not_the_parents() -> None:
     recorder = Recorder([1], "main")
     main = recorder.threads[MAIN]
     recorder.place(main, Place(2))
-    child = recorder.fork(main, Fork("main.1", inject=(3,), evict=(0,)))
+    child = recorder.fork(main, Fork("main.1"))
+    recorder.apply(child, Evict(0))
+    recorder.place(child, Place(3))
     recorder.place(main, Place(4))
     trace = recorder.freeze()
     assert [(s.tokens, sorted(s.sees)) for s in trace.segments] == [

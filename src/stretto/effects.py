@@ -29,9 +29,8 @@ class Fork:
 
     The child's first tokens, `inject`, start at `position` (None: the parent's next one); of
     these the first `inject_markup` (None: all) are markup. The child may draw `cap` tokens (None:
-    no cap of its own). The parent goes on at `resume` (None: its next position). `evict` lists
-    segments the child stops seeing before its first token. A child with `joins` False is never
-    joined, so what it wrote is released as it ends.
+    no cap of its own). The parent goes on at `resume` (None: its next position). A child
+    with `joins` False is never joined, so what it wrote is released as it ends.
     """
 
     child: str
@@ -43,7 +42,6 @@ class Fork:
     role: str = "child"
     inject_markup: int | None = None
     joins: bool = True
-    evict: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,8 +194,7 @@ class Recorder:
         self.threads[effect.child] = child
         forked_at.children.append(effect.child)
         for handle in parent.sees:
-            if handle not in effect.evict:
-                self._see(child, handle)
+            self._see(child, handle)
         self._adopt(child, own)
         num_markup = len(effect.inject) if effect.inject_markup is None else effect.inject_markup
         for i, token in enumerate(effect.inject):

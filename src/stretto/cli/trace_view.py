@@ -21,7 +21,8 @@ STYLES = {TEXT: "green", CONTROL: "magenta", WAITING: "dim"}
 
 
 def print_view(dialect: str, parsed: Parsed, vocabulary: Vocabulary, source: str) -> None:
-    """Print the view to stdout: in colour on a terminal unless NO_COLOR, plain ASCII elsewhere."""
+    """Print the view to stdout: in colour on a terminal unless NO_COLOR. What stdout's
+    encoding lacks, and control characters, are escaped."""
     console = Console(
         highlight=False,
         soft_wrap=True,
@@ -42,7 +43,7 @@ class _View:
         self.issues = parsed.issues
         self.source = source
         self.width = console.width
-        self.is_plain = is_plain or not console.is_terminal
+        self.is_plain = is_plain
         self.vocabulary = vocabulary
 
     def lines(self, dialect: str) -> Iterator[Text]:
