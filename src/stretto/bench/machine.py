@@ -29,7 +29,7 @@ def describe_machine(device: str = "cpu") -> dict[str, Any]:
         "cores": usable_cores(),
         "torch_threads": torch.get_num_threads(),
         "device": device,
-        "platform": platform.platform(terse=True),
+        "platform": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "revision": _revision(),

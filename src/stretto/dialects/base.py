@@ -95,8 +95,9 @@ class Session(Protocol):
         ...
 
     def cut_off(self, recorder: Recorder, thread: OpenThread) -> list[Move]:
-        """The request ends (budget, stop string, cancelled) with this thread open: only a
-        `Reveal` of what was tentative may be returned. The caller closes the thread."""
+        """The request ends (budget, stop string, cancelled) with this thread open: a `Reveal` of
+        what was tentative and injected text, which is never fed, may be returned. The caller
+        closes the thread."""
         ...
 
     def annotated(self, recorder: Recorder) -> tuple[str, tuple[Issue, ...]] | None:

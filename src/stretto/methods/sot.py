@@ -182,7 +182,7 @@ class SoTSession:
         return [*self._end_of(thread), Close(reason)]
 
     def cut_off(self, recorder: Recorder, thread: OpenThread) -> list[Move]:
-        return []
+        return self._end_of(thread)
 
     def annotated(self, recorder: Recorder) -> None:
         return None
