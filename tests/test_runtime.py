@@ -253,6 +253,29 @@ def test_the_last_position_ends_a_thread() -> None:
     assert request.finish_reason == "length"
 
 
+def test_a_child_that_begins_at_the_last_position_ends_there(pasta: LM) -> None:
+    """Positions run from 448 (512 - 64) after the first promise, so that the second one's last
+    token stands at 510 and its child's `<async>` at 511, the last position."""
+    control, encode = pasta.vocabulary.control, pasta.vocabulary.encode
+    head, tail = [control["promise"], control["tokens"]], [control["promise_end"]]
+    main = [*head, *encode("205"), *tail, *[50] * 59, *head, *encode("1"), *tail, 51]
+    scripts = {"main": main, "main.1": [control["async_end"]], "main.2": [52, 53]}
+    stream = pasta.submit(
+        "hi", SamplingParams(max_tokens=500), script=lambda t, i: (scripts[t] + [54] * 99)[i]
+    )
+    done = stream.finish()
+    assert done.trace.of_thread("main")[-2].positions[-1] == 510
+    (child,) = done.trace.of_thread("main.2")
+    assert child.tokens == (control["async"], control["async_end"])
+    assert child.origins == ("injected", "injected")
+    assert child.positions == (511, 511)
+    assert [t.finish_reason for t in done.threads] == ["length", "stop", "length"]
+    assert done.threads[2].start_step is None
+    assert done.usage.capped_threads == 1
+    assert done.trace.of_thread("main")[-1].tokens == (51,)
+    pasta.scheduler.check_integrity()
+
+
 @pytest.mark.parametrize("budget", [1, 2, 7, 8, 12, 13, 14, 30])
 def test_the_budget_is_charged_in_thread_order_and_hit_exactly(pasta: LM, budget: int) -> None:
     script = promises_script(pasta, (20, 20))

@@ -252,8 +252,12 @@ class Request:
             return
         is_capped = thread.remaining is not None and thread.remaining <= 0
         if is_capped or self.recorder.at_last_position(thread):
-            lane.moves.extend(self.session.stopped(self.recorder, thread, "length"))
-            self._pump(lane)
+            self._stop_short(lane)
+
+    def _stop_short(self, lane: Lane) -> None:
+        """The thread has no token or no position left."""
+        lane.moves.extend(self.session.stopped(self.recorder, lane.thread, "length"))
+        self._pump(lane)
 
     def _carry_out(self, lane: Lane, move: Move) -> None:
         recorder, thread = self.recorder, lane.thread
@@ -266,7 +270,9 @@ class Request:
                 lane.reveal()
             case Fork():
                 lane.settle()
-                self._open_lane(recorder.fork(thread, self._capped(move)), lane.text.length)
+                child = self._open_lane(recorder.fork(thread, self._capped(move)), lane.text.length)
+                if recorder.at_last_position(child.thread):
+                    self._stop_short(child)
             case Close():
                 self._close(lane, move.reason)
             case Join():
@@ -292,7 +298,7 @@ class Request:
             return fork
         return replace(fork, cap=cap)
 
-    def _open_lane(self, thread: OpenThread, at: int) -> None:
+    def _open_lane(self, thread: OpenThread, at: int) -> Lane:
         lane = Lane(thread, View(thread, self.memory), ThreadText(self._decode), self.log)
         self._lanes[thread.name] = lane
         start = events.ThreadStart(thread.name, thread.parent, thread.topic, at, self.step)
@@ -301,6 +307,7 @@ class Request:
             own = thread.own
             for token, markup, position in zip(own.tokens, own.markup, own.positions, strict=True):
                 lane.announce(Place(token, "injected", markup), position, self.step)
+        return lane
 
     def _close(self, lane: Lane, reason: str) -> None:
         self.recorder.close(lane.thread, reason)
