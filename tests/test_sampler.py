@@ -30,6 +30,19 @@ def test_an_illegal_token_is_never_drawn() -> None:
     assert draw(torch.tensor([-math.inf, 0.0, -math.inf]), hot, 0.0) == 1
 
 
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-309, 1.0, 1e300])
+@pytest.mark.parametrize("penalty", [5e-324, 1e-300, 1.0, 1e39, 1e308])
+@pytest.mark.parametrize("legal", [[5.0, 3.0], [-5.0, -3.0], [0.0, 2.0], [0.0, 0.0]])
+def test_no_extreme_makes_an_illegal_token_drawable(
+    temperature: float, penalty: float, legal: list[float]
+) -> None:
+    logits = torch.tensor([-math.inf, *legal, -math.inf])
+    for cut in ({}, {"top_k": 1}, {"top_p": 0.5}):
+        how = Sampling(temperature, repetition_penalty=penalty, **cut)
+        for number in (0.0, 0.5, 0.999):
+            assert draw(logits, how, number, {0, 1, 2}) in (1, 2)
+
+
 def test_frequencies_are_the_softmax() -> None:
     counts = Counter(draw(LOGITS, Sampling(1.0), uniform(1, 0, "main", k)) for k in range(20_000))
     for token, probability in enumerate(torch.softmax(LOGITS.double(), 0).tolist()):

@@ -45,7 +45,7 @@ def draw(
         logits = _penalised(logits, sampling.repetition_penalty, seen)
     if sampling.temperature == 0:
         return int(logits.argmax())
-    scaled = logits.double() / sampling.temperature
+    scaled = (logits.double() - logits.max()) / sampling.temperature  # no infinity but of illegals
     if 0 < sampling.top_k < len(scaled):
         kth = torch.topk(scaled, sampling.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < kth, -torch.inf)
@@ -60,9 +60,11 @@ def draw(
 
 def _penalised(logits: Tensor, penalty: float, seen: set[int]) -> Tensor:
     index = torch.tensor(sorted(seen), dtype=torch.long)
-    values = logits[index]
+    values = logits[index].double()
+    limit = torch.finfo(logits.dtype).max  # a legal token stays legal, an illegal one illegal
+    changed = torch.where(values > 0, values / penalty, values * penalty).clamp(-limit, limit)
     logits = logits.clone()
-    logits[index] = torch.where(values > 0, values / penalty, values * penalty)
+    logits[index] = changed.masked_fill(values == -torch.inf, -torch.inf).to(logits.dtype)
     return logits
 
 
