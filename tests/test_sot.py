@@ -250,6 +250,21 @@ def test_a_point_is_one_line() -> None:
     assert answer.usage.completion_tokens == 2 * len(shared_lm().vocabulary.encode(f" {LONG}"))
 
 
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (" One is 1.5 long. Two is e.g this! Three goes on.", " One is 1.5 long. Two is e.g this!"),
+        (' He said "no." She did not. More.', ' He said "no." She did not.'),
+        (" Only one sentence without an end", " Only one sentence without an end"),
+        (" Ends. Here.", " Ends. Here."),
+    ],
+)
+def test_a_point_ends_where_a_third_sentence_would_begin(said: str, kept: str) -> None:
+    answer = play({MAIN: "1. a\n2. b"} | points(p1=said, p2=said))
+    assert answer.text == f"1. a:{kept}\n2. b:{kept}"
+    assert answer.usage.capped_threads == 0
+
+
 def test_a_point_says_something_first() -> None:
     lm = shared_lm()
     only_main = Play(lm, {MAIN: THREE})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import shutil
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -34,8 +36,8 @@ DEFAULT_POOL_SLOTS = 8192
 class LM:
     """A model, its vocabulary and dialect, one engine, one pool and one scheduler.
 
-    Make one with `load` or `wrap`. Safe to use from several Python threads: their requests are
-    decoded in the same batches.
+    Make one with `load` or `wrap`; `model` and `tokenizer` are Hugging Face's. Safe to use from
+    several Python threads: their requests are decoded in the same batches.
     """
 
     def __init__(
@@ -46,7 +48,8 @@ class LM:
         *,
         name: str,
         page_size: int = 1,
-        has_chat_template: bool,
+        model: Any = None,
+        tokenizer: Any = None,
     ) -> None:
         from stretto.runtime.pool import Pool
         from stretto.runtime.scheduler import Scheduler
@@ -57,7 +60,9 @@ class LM:
         self.vocabulary = vocabulary
         self.card = card
         self.name = name
-        self.has_chat_template = has_chat_template
+        self.model = model
+        self.tokenizer = tokenizer
+        self.has_chat_template = bool(getattr(tokenizer, "chat_template", None))
         self._new_session = get_dialect(card.dialect).sessions(
             vocabulary, card, engine.max_positions
         )
@@ -146,8 +151,30 @@ class LM:
             card,
             name=name,
             page_size=page_size,
-            has_chat_template=bool(tokenizer.chat_template),
+            model=model,
+            tokenizer=tokenizer,
         )
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes weights, tokenizer and model card into a new folder, which `load` takes.
+
+        Whole or not at all. Raises `InvalidInput` if the folder exists and is not empty.
+        """
+        path = Path(folder).expanduser()
+        if self.model is None or self.tokenizer is None:
+            raise InvalidInput("this LM was made without a model and tokenizer; nothing to save")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InvalidInput(f"{path} exists and is not an empty folder; name a new one")
+        scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            scratch.mkdir(parents=True)
+            self.model.save_pretrained(scratch)
+            self.tokenizer.save_pretrained(scratch)
+            self.card.save(scratch)
+            scratch.replace(path)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return path
 
     # -- prompts -------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ of it, takes the prompt as it was asked, from position 0, and answers like metho
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -62,6 +63,8 @@ OUTLINE_CAP = 96
 """Tokens an outline may take, and never more than half of the request's; what it has is used."""
 POINT_CAP = 64
 """Tokens a point may take: it was asked for two sentences."""
+POINT_SENTENCES = 2
+SENTENCE_END = re.compile(r"""[.!?]["')\]]*\s""")
 MIN_POINT_TOKENS = 20
 """A point neither ends nor breaks its line before it has this many tokens."""
 MIN_POINTS = 2
@@ -162,7 +165,7 @@ class SoTSession:
     main_role: str = "outline"
     ends: dict[str, list[int]] = field(default_factory=dict)
     readers: dict[str, Detokenizer] = field(default_factory=dict)
-    begun: set[str] = field(default_factory=set)
+    said: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.budget: Callable[[], int] = lambda: 0
@@ -207,11 +210,14 @@ class SoTSession:
         return moves
 
     def _feed_point(self, thread: OpenThread, token: int) -> list[Move]:
-        """A point ends at its first line break after it has said something."""
+        """A point ends at its first line break after it has said something, and where a third
+        sentence would begin: the token that begins it, or the bare break, is no part of it."""
         head, line_break, _ = self._text(thread, token).partition("\n")
-        if head.strip():
-            self.begun.add(thread.name)
-        if not line_break or thread.name not in self.begun:
+        said = self.said.get(thread.name, "")
+        self.said[thread.name] = said + head
+        if len(SENTENCE_END.findall(said + head)) >= POINT_SENTENCES:
+            return [Place(token, markup=True), *self._end_of(thread), Close("stop")]
+        if not line_break or not (said + head).strip():
             return [Place(token)]
         if head.strip():
             return [Place(token), Close("stop")]
