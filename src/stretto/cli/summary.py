@@ -51,8 +51,9 @@ def _notes(completion: Completion, params: SamplingParams) -> Iterator[str]:
 def _comparison(completion: Completion, baseline: Completion, pairs: int) -> str:
     theoretical, realized = completion.speedup.theoretical, completion.speedup.realized
     measured = f"median of {pairs} pairs" if pairs > 1 else "1 pair"
+    cut = " (cut off)" if baseline.finish_reason == "length" else ""
     return (
-        f"sequential: {count(baseline.usage.completion_tokens, 'token')}"
+        f"sequential: {count(baseline.usage.completion_tokens, 'token')}{cut}"
         f" in {baseline.timing.decode_s:.1f} s of decoding,"
         f" this: {completion.timing.decode_s:.1f} s;"
         f" speed-up {theoretical or 0.0:.2f} theoretical, {realized or 0.0:.2f} realized"
