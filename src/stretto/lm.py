@@ -386,17 +386,21 @@ def compare(
 ) -> tuple[Completion, Completion]:  # fmt: skip
     """Answers a prompt by a method and by plain decoding of the same weights, alternating.
 
-    Both are run once unmeasured, then `pairs` times each in turn. Returns the last completion of
-    each; the method's has `theoretical` and `realized`, the latter the median over pairs.
+    Both are run once unmeasured, then `pairs` times each, the other one first in every other pair.
+    Returns the last completion of each; the method's has `theoretical` and `realized`, the latter
+    the median over pairs.
     """
     import statistics
 
     if pairs < 1:
         raise InvalidInput(f"pairs must be at least 1, got {pairs}")
+    methods = (method, "sequential")
     ratios = []
-    for _ in range(pairs + 1):
-        (ours,) = lm.generate(prompt, params, method=method, raw=raw)
-        (baseline,) = lm.generate(prompt, params, method="sequential", raw=raw)
+    for pair in range(pairs + 1):
+        answers: dict[int, Completion] = {}
+        for side in (0, 1) if pair % 2 == 0 else (1, 0):
+            (answers[side],) = lm.generate(prompt, params, method=methods[side], raw=raw)
+        ours, baseline = answers[0], answers[1]
         ratios.append(_ratio(baseline.timing.decode_s, ours.timing.decode_s))
     baseline_tokens = sum(thread.num_tokens for thread in baseline.threads)
     theoretical = _ratio(baseline_tokens, ours.usage.sequential_steps)
