@@ -81,6 +81,11 @@ class Pool:
         segment.pages = []
         segment.slots = []
 
+    def reset(self) -> None:
+        """Takes every page back, whatever the books say. Every list handed out is void."""
+        self._free = list(range(self.num_pages))
+        self._lists = {}
+
     def check_integrity(self) -> None:
         """Raises `PoolError` unless every page is either free once or owned by one segment."""
         owned = [page for segment in self._lists.values() for page in segment.pages]

@@ -147,6 +147,14 @@ class Request:
         self._finish(reason)
         self._free_released(pool)
 
+    def abort(self, error: str) -> None:
+        """Ends the request, whatever state it was left in, and leaves its slots to the pool's
+        `reset`. Its text is what had been settled."""
+        if not self.is_done:
+            self.error = error
+            self.finish_reason = "error"
+            self.timing.finished = time.perf_counter()
+
     # -- internals: rows -----------------------------------------------------------------------
 
     def _next_rows(self, limit: int) -> list[tuple[Lane, dict[int, int]]]:

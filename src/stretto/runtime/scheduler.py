@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from stretto.engines.base import Engine
 from stretto.errors import PromptTooLong
 from stretto.runtime.pool import Pool
@@ -17,6 +20,9 @@ class Scheduler:
     Admission counts the pages that are free and reserves nothing. When pages run out the youngest
     running request is preempted whole, and comes back, bit for bit, before younger ones start. A
     request that outgrows the pool alone ends with "length".
+
+    What breaks a call off midway, such as Ctrl-C, leaves no trust in the books: the next call
+    then ends every request with "error" and begins with an empty pool.
     """
 
     def __init__(self, engine: Engine, pool: Pool, max_rows: int = MAX_ROWS) -> None:
@@ -26,6 +32,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self.num_preemptions = 0
+        self._is_midway = False
 
     def submit(self, request: Request) -> None:
         """Queues a request. Raises `PromptTooLong` if it could not even start alone."""
@@ -40,21 +47,23 @@ class Scheduler:
                 f"the prompt needs {length} KV slots but the pool has {self.pool.num_slots}; "
                 "shorten the prompt or load the model with a larger pool"
             )
-        self.waiting.append(request)
+        with self._midway():
+            self.waiting.append(request)
 
     def cancel(self, request: Request) -> None:
         """Ends a request now and frees its slots; the others are not touched."""
-        self._remove(request)
-        request.end("cancelled", self.pool)
+        with self._midway():
+            self._end(request, "cancelled")
 
     def step(self) -> bool:
         """One pass. False if there is nothing left to do."""
-        for request in [r for r in (*self.running, *self.waiting) if r.is_abandoned]:
-            self.cancel(request)
-        self._admit()
-        batch = self._reserve()
-        if batch:
-            self._run(batch)
+        with self._midway():
+            for request in [r for r in (*self.running, *self.waiting) if r.is_abandoned]:
+                self._end(request, "cancelled")
+            self._admit()
+            batch = self._reserve()
+            if batch:
+                self._run(batch)
         return bool(self.running or self.waiting)
 
     def check_integrity(self) -> None:
@@ -73,11 +82,9 @@ class Scheduler:
             if spoken_for + need > self.pool.num_free_pages and self.running:
                 return
             spoken_for += need
-            self.waiting.pop(0)
-            if request.is_done:
-                continue
             request.memory.restore(self.engine, self.pool)
             self.running.append(request)
+            self.waiting.pop(0)
 
     def _reserve(self) -> list[Request]:
         """The requests of this pass, oldest first, with pages for a whole step each."""
@@ -95,14 +102,13 @@ class Scheduler:
             elif len(self.running) > 1:
                 self._preempt(request)
             else:
-                self._remove(request)
-                request.end("length", self.pool)
+                self._end(request, "length")
         return batch
 
     def _preempt(self, request: Request) -> None:
-        self.running.remove(request)
         request.memory.save(self.engine, self.pool)
         self.waiting.insert(0, request)
+        self.running.remove(request)
         self.num_preemptions += 1
 
     def _run(self, batch: list[Request]) -> None:
@@ -116,11 +122,28 @@ class Scheduler:
                 row += num_rows
         except Exception as error:
             for request in batch:
-                request.end("error", self.pool, str(error))
+                self._end(request, "error", str(error))
+            self._is_midway = False
             raise
-        finally:
-            self.running = [r for r in self.running if not r.is_done]
+        self.running = [r for r in self.running if not r.is_done]
 
-    def _remove(self, request: Request) -> None:
+    def _end(self, request: Request, reason: str, error: str | None = None) -> None:
+        """Ends a request, which is in a list until it has ended."""
+        request.end(reason, self.pool, error)
         self.running = [r for r in self.running if r is not request]
         self.waiting = [r for r in self.waiting if r is not request]
+
+    @contextmanager
+    def _midway(self) -> Iterator[None]:
+        """Around every change of the books. Left by an exception, they stay midway."""
+        if self._is_midway:
+            self._start_over()
+        self._is_midway = True
+        yield
+        self._is_midway = False
+
+    def _start_over(self) -> None:
+        for request in (*self.running, *self.waiting):
+            request.abort("another call was interrupted")
+        self.running, self.waiting = [], []
+        self.pool.reset()
