@@ -164,8 +164,8 @@ def complete(  # noqa: PLR0917
 def count_usage(request: Request, trace: Trace) -> Usage:
     """Counts of a request that is done."""
     length = len(request.text)
-    spans = request.document.spans
-    num_completion = sum(is_drawn(s.origin) and s.start < length for s in spans)
+    written = request.document.tokens
+    num_completion = sum(is_drawn(t.origin) and t.start < length for t in written)
     tokens = [
         (origin, markup)
         for s in trace.response

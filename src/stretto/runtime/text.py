@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stretto.recorder import MAIN, OpenThread, Recorder
+from stretto.recorder import MAIN, OpenSegment, OpenThread, Recorder
 from stretto.trace import Origin
 
 Decode = Callable[[Sequence[int]], str]
@@ -34,14 +34,11 @@ class Detokenizer:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TextToken:
     """Where a text token's characters begin in the rendered text."""
 
-    thread: str
     origin: Origin
     start: int
-    is_held: bool
-    """The token only completes, or begins, a character that other tokens share."""
 
 
 class Document:
@@ -53,16 +50,14 @@ class Document:
         self._walk = self._walk_thread(recorder.threads[MAIN])
         self._is_over = False
         self.text = ""
-        self.spans: list[Span] = []
+        self.tokens: list[TextToken] = []
 
-    def settle(self) -> str:
-        """Reads on as far as the text is settled; returns what that added."""
-        start = len(self.text)
+    def settle(self) -> None:
+        """Reads on as far as the text is settled."""
         if not self._is_over:
             self._is_over = next(self._walk, None) is None
             if self._is_over:
                 self.text += self._detokenizer.flush()
-        return self.text[start:]
 
     def _walk_thread(self, thread: OpenThread) -> Iterator[bool]:
         """Consumes a thread's segments and the threads forked where they end; yields where the
@@ -78,13 +73,13 @@ class Document:
                 if is_last:
                     stop -= min(stop, thread.num_tentative)
                 while index < stop:
-                    self._consume(thread, segment.handle, index)
+                    self._consume(segment, index)
                     index += 1
                 if not (is_last and thread.is_open):
                     break
                 yield True
             while index < len(segment.tokens):
-                self._consume(thread, segment.handle, index)
+                self._consume(segment, index)
                 index += 1
             for child in segment.children:
                 self.text += self._detokenizer.flush()
@@ -92,15 +87,12 @@ class Document:
                 self.text += self._detokenizer.flush()
             ordinal += 1
 
-    def _consume(self, thread: OpenThread, handle: int, index: int) -> None:
-        segment = self._recorder.segments[handle]
+    def _consume(self, segment: OpenSegment, index: int) -> None:
         if segment.origins[index] == "prompt" or segment.markup[index]:
             self.text += self._detokenizer.flush()
             return
-        start = len(self.text)
-        added = self._detokenizer.push(segment.tokens[index])
-        self.spans.append(Span(thread.name, segment.origins[index], start, not added))
-        self.text += added
+        self.tokens.append(TextToken(segment.origins[index], len(self.text)))
+        self.text += self._detokenizer.push(segment.tokens[index])
 
 
 class ThreadText:
