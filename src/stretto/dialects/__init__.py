@@ -13,7 +13,6 @@ from stretto.dialects.pasta_masks import PastaMasks
 from stretto.dialects.tags import TAG_FORMS
 from stretto.errors import UnknownName, Unsupported
 from stretto.params import SamplingParams
-from stretto.trace import Trace
 
 __all__ = ["DIALECTS", "Dialect", "get_dialect"]
 
@@ -21,22 +20,17 @@ DIALECTS = ("pasta", "plain")
 LATER_NAMES = ("tip", "planned", "pasta+tip")
 """Dialects of later versions: refused by name."""
 
-Offsets = dict[tuple[int, int], int]
-"""Offset in a text of each token: (segment id, token index) to code points."""
-
 
 @dataclass(frozen=True)
 class Dialect:
-    """A dialect by name: its control tokens (name to text form), its parser, and the way back.
+    """A dialect by name: its control tokens (name to text form), its parser and its sessions.
 
-    `parse_text(text, vocabulary, settings, prompt)` reads an annotated text, and
-    `to_text(trace, vocabulary, settings)` writes one, with the offsets of its tokens.
+    `parse_text(text, vocabulary, settings, prompt)` reads an annotated text.
     """
 
     name: str
     control_forms: Mapping[str, str]
     parse_text: Callable[[str, Vocabulary, PastaSettings, str], Parsed]
-    to_text: Callable[[Trace, Vocabulary, PastaSettings], tuple[str, Offsets]]
     sessions: Callable[[Vocabulary, Card, int], Callable[[SamplingParams], Session]]
     """(vocabulary, card, model positions) -> a maker of sessions that share their masks."""
 
@@ -74,11 +68,10 @@ def get_dialect(name: str) -> Dialect:
             name,
             {},
             lambda text, vocabulary, _, prompt: plain.parse_text(text, vocabulary, prompt),
-            lambda trace, vocabulary, _: pasta_text.to_text(trace, vocabulary, PastaSettings()),
             _plain_sessions,
         )
     if name == "pasta":
-        return Dialect(name, TAG_FORMS, pasta_text.parse_text, pasta_text.to_text, _pasta_sessions)
+        return Dialect(name, TAG_FORMS, pasta_text.parse_text, _pasta_sessions)
     if name in LATER_NAMES:
         raise Unsupported(f"dialect {name!r} is not in this version; it has: {', '.join(DIALECTS)}")
     raise UnknownName("dialect", name, [*DIALECTS, *LATER_NAMES])
