@@ -67,7 +67,7 @@ class LiveDocument:
             case Token():
                 voice = self.voices[event.thread]
                 voice.text += event.text
-                if is_drawn(event.origin):  # type: ignore[arg-type]  # events carry plain strings
+                if is_drawn(event.origin):
                     self.num_tokens += 1
                     self.num_steps = max(self.num_steps, event.step)
                     if event.markup:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
+from stretto.trace import Origin
+
 
 @dataclass(frozen=True, slots=True)
 class ThreadStart:
@@ -32,7 +34,7 @@ class Token:
     token: int
     text: str
     markup: bool
-    origin: str
+    origin: Origin
     position: int
     step: int
     logprob: float | None
