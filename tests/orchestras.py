@@ -63,6 +63,9 @@ class RandomSession:
     def cut_off(self, recorder: Recorder, thread: OpenThread) -> list[Move]:
         return []
 
+    def annotated(self, recorder: Recorder) -> None:
+        return None
+
     def legal(self, recorder: Recorder, thread: OpenThread) -> Legal | None:
         return None
 

@@ -60,8 +60,8 @@ def test_top_k_and_top_p() -> None:
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
     logits = torch.tensor([2.0, 1.5, -1.0, -1.5])
-    assert draw(logits, Sampling(repetition_penalty=2.0), 0, {0}) == 1
-    assert draw(logits[2:], Sampling(repetition_penalty=2.0), 0, {0}) == 1
+    assert draw(logits, Sampling(repetition_penalty=2.0), 0.0, {0}) == 1
+    assert draw(logits[2:], Sampling(repetition_penalty=2.0), 0.0, {0}) == 1
     assert logits.tolist() == [2.0, 1.5, -1.0, -1.5]
 
 

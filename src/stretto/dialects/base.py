@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,7 @@ class Vocabulary(Protocol):
         ...
 
 
+@runtime_checkable
 class Session(Protocol):
     """One request's dialect state while it decodes. Called for one thread at a time.
 

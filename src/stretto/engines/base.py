@@ -7,7 +7,7 @@ bits. It knows neither requests nor dialects.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from stretto.runtime.views import Run
 
 
+@runtime_checkable
 class Engine(Protocol):
     name: str
     batch_invariant: bool
