@@ -23,7 +23,7 @@ class UnknownName(InvalidInput):
     def __init__(self, what: str, name: str, known: list[str]) -> None:
         import difflib
 
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(str(name), known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
         super().__init__(f"unknown {what} {name!r}; {hint}")
         self.name = name

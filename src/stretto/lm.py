@@ -6,7 +6,7 @@ import secrets
 import shutil
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -15,7 +15,7 @@ from stretto.completion import Completion, complete
 from stretto.dialects import get_dialect
 from stretto.errors import InvalidInput, StrettoError, Unsupported
 from stretto.methods import AUTO, get_method
-from stretto.params import SamplingParams
+from stretto.params import SamplingParams, check_int
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,8 +54,11 @@ class LM:
         from stretto.runtime.pool import Pool
         from stretto.runtime.scheduler import Scheduler
 
-        if page_size < 1:
-            raise InvalidInput(f"page_size must be at least 1, got {page_size}")
+        check_int("page_size", page_size, 1)
+        if page_size > engine.num_slots:
+            raise InvalidInput(
+                f"page_size {page_size} exceeds the pool's {engine.num_slots} slots; lower it"
+            )
         self.engine = engine
         self.vocabulary = vocabulary
         self.card = card
@@ -135,8 +138,7 @@ class LM:
         from stretto.engines.hf import HFEngine
         from stretto.tokens import HFVocabulary
 
-        if pool_slots < 2:
-            raise InvalidInput(f"pool_slots must be at least 2, got {pool_slots}")
+        check_int("pool_slots", pool_slots, 2)
         engine = HFEngine(model, pool_slots)
         vocabulary = HFVocabulary.from_tokenizer(
             tokenizer,
@@ -193,17 +195,20 @@ class LM:
     def chat(self, prompt: Prompt, raw: bool = False) -> str | list[dict[str, str]]:
         """The prompt as chat messages; as text if `raw` or if the model has no chat template.
 
-        Raises `InvalidInput` for an empty prompt.
+        Raises `InvalidInput` for an empty prompt, and for what is neither text nor messages.
         """
-        texts = [prompt] if isinstance(prompt, str) else [m.get("content", "") for m in prompt]
-        if not any(isinstance(t, str) and t.strip() for t in texts):
+        from stretto.tokens.chat import check_messages
+
+        messages = [] if isinstance(prompt, str) else check_messages(prompt)
+        texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in messages]
+        if not any(text.strip() for text in texts):
             raise InvalidInput("the prompt is empty; give some text to answer")
         if isinstance(prompt, str):
             plain = raw or not self.has_chat_template
             return prompt if plain else [{"role": "user", "content": prompt}]
         if raw:
             raise InvalidInput("a raw prompt is one string, not chat messages")
-        return [dict(message) for message in prompt]
+        return messages
 
     def encode(self, prompt: Sequence[dict[str, str]] | str) -> list[int]:
         """Ids of messages by the chat template, or of text as it is."""
@@ -279,8 +284,7 @@ class LM:
         **options: Any,
     ) -> list[Completion]:
         """Answers prompts together, `n` samples each, in order: prompt 0's samples first."""
-        if n < 1:
-            raise InvalidInput(f"n must be at least 1, got {n}")
+        check_int("n", n, 1)
         several = _several(prompts)
         streams: list[Stream] = []
         try:
@@ -301,6 +305,12 @@ class LM:
     def cancel(self, request: Request) -> None:
         with self._lock:
             self.scheduler.cancel(request)
+
+    def text_of(self, request: Request) -> str:
+        """The settled text of a request, brought up to date."""
+        with self._lock:
+            request.document.settle()
+            return request.text
 
 
 class Stream:
@@ -342,9 +352,8 @@ class Stream:
 
     @property
     def text(self) -> str:
-        """The settled text so far, in document order."""
-        self.request.document.settle()
-        return self.request.text
+        """The settled text so far, in document order. Waits for a pass that is under way."""
+        return self._lm.text_of(self.request)
 
     @property
     def completion(self) -> Completion:
@@ -392,8 +401,7 @@ def compare(
     """
     import statistics
 
-    if pairs < 1:
-        raise InvalidInput(f"pairs must be at least 1, got {pairs}")
+    check_int("pairs", pairs, 1)
     methods = (method, "sequential")
     ratios = []
     for pair in range(pairs + 1):
@@ -415,7 +423,7 @@ def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts from one prompt or several."""
     if isinstance(prompts, str):
         return [prompts]
-    items = list(prompts)
+    items = list(prompts) if isinstance(prompts, Iterable) else [prompts]
     if items and all(isinstance(item, dict) for item in items):
         return [items]  # type: ignore[list-item]
     return items  # type: ignore[return-value]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from stretto.errors import InvalidInput
 
@@ -31,14 +34,14 @@ class SamplingParams:
     max_forks: int = 64
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", _as_tuple(self.stop))
-        object.__setattr__(self, "stop_ids", frozenset(self.stop_ids))
-        _check_int("max_tokens", self.max_tokens, 1)
-        _check_int("top_k", self.top_k, 0)
-        _check_int("seed", self.seed, None)
-        _check_int("max_forks", self.max_forks, 0)
+        object.__setattr__(self, "stop", tuple(_several("stop", self.stop)))
+        stop_ids = _several("stop_ids", self.stop_ids)
+        check_int("max_tokens", self.max_tokens, 1)
+        check_int("top_k", self.top_k, 0)
+        check_int("seed", self.seed, None)
+        check_int("max_forks", self.max_forks, 0)
         if self.max_thread_tokens is not None:
-            _check_int("max_thread_tokens", self.max_thread_tokens, 1)
+            check_int("max_thread_tokens", self.max_thread_tokens, 1)
         _check_real("temperature", self.temperature, 0, math.inf, "0 is greedy")
         _check_real("top_p", self.top_p, 0, 1, "1 keeps every token", open_low=True)
         _check_real(
@@ -47,16 +50,22 @@ class SamplingParams:
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise InvalidInput(f"stop string {text!r} is empty or no text; leave it out")
-        for token in self.stop_ids:
-            _check_int("stop id", token, 0)
+        for token in stop_ids:
+            check_int("stop id", token, 0)
+        object.__setattr__(self, "stop_ids", frozenset(stop_ids))
 
 
-def _as_tuple(stop: object) -> tuple[str, ...]:
-    """One stop string or several; anything else is left for the checks to name."""
-    return (stop,) if isinstance(stop, str) else tuple(stop)  # type: ignore[arg-type]
+def _several(name: str, values: object) -> list[Any]:
+    """The values as a list; a string is one value."""
+    if isinstance(values, str):
+        return [values]
+    if not isinstance(values, Iterable):
+        raise InvalidInput(f"{name} must be several values, got {values!r}; () is none")
+    return list(values)
 
 
-def _check_int(name: str, value: object, low: int | None) -> None:
+def check_int(name: str, value: object, low: int | None) -> None:
+    """Raises `InvalidInput` unless `value` is a whole number of at least `low` (None: any)."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidInput(f"{name} must be a whole number, got {value!r}")
     if low is not None and value < low:
@@ -67,7 +76,7 @@ def _check_real(
     name: str, value: object, low: float, high: float, hint: str, *, open_low: bool = False
 ) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value):  # type: ignore[arg-type]
+    if not number or not abs(value) <= sys.float_info.max:  # type: ignore[arg-type]
         raise InvalidInput(f"{name} must be a finite number, got {value!r}; {hint}")
     inside = low < value <= high if open_low else low <= value <= high  # type: ignore[operator]
     if not inside:

@@ -43,7 +43,7 @@ class PoolCache(Cache):  # type: ignore[misc]  # transformers is untyped
         try:
             self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in count]
             self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in count]
-        except (RuntimeError, torch.OutOfMemoryError) as error:
+        except (RuntimeError, TypeError) as error:  # TypeError: a size beyond 64 bits
             size = 2 * len(count) * heads * num_slots * head_dim * dtype.itemsize
             raise InvalidInput(
                 f"a pool of {num_slots} slots takes {size / 2**30:.1f} GiB of KV, which do not fit "

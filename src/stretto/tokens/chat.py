@@ -121,11 +121,15 @@ def _merged(spans: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Copies of messages with a known role and a text each; raises `InvalidInput` for others."""
+    if not isinstance(messages, Sequence):
+        raise InvalidInput(f"a prompt is text or chat messages, got {messages!r}")
     if not messages:
         raise InvalidInput("a chat needs at least one message")
     for at, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise InvalidInput(f"message {at} is a {type(message).__name__}, not role and content")
         if set(message) != {"role", "content"}:
-            keys = ", ".join(sorted(message)) or "nothing"
+            keys = ", ".join(sorted(map(str, message))) or "nothing"
             raise InvalidInput(f"message {at} has {keys}; it needs exactly role and content")
         if message["role"] not in ROLES:
             raise InvalidInput(
