@@ -1,4 +1,4 @@
-"""Tiny random models of the real architectures, shared by the tests."""
+"""Tiny random models of the real architectures, and a check of shapes, shared by the tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from jaxtyping import install_import_hook
+
+SHAPED = ["stretto.engines", "stretto.runtime.request", "stretto.runtime.sampler"]
+"""Modules whose calls are checked: types, and shapes in signatures. Not `stretto.masks`, since
+FlexAttention counts the parameters of its function."""
+install_import_hook(SHAPED, "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
 TINY = {
     "vocab_size": 96,
