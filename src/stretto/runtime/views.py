@@ -122,8 +122,8 @@ def runs_of(view: View, segments: list[OpenSegment], limit: int, wants_logits: b
     whole = len(unfed) == len(view.thread.unfed)
     runs: list[Run] = []
     for (handle, version), group in groupby(unfed, lambda u: (u.segment, u.view_version)):
-        indices = [u.index for u in group]
-        start, stop = indices[0], indices[-1] + 1
+        own = list(group)
+        start, stop = own[0].index, own[-1].index + 1
         segment = segments[handle]
         runs.append(
             Run(
@@ -134,12 +134,7 @@ def runs_of(view: View, segments: list[OpenSegment], limit: int, wants_logits: b
                 tokens=segment.tokens[start:stop],
                 positions=segment.positions[start:stop],
                 slots=view.memory.slots[handle].slots[start:stop],
-                num_logits=int(
-                    wants_logits
-                    and whole
-                    and indices[-1] == unfed[-1].index
-                    and handle == unfed[-1].segment
-                ),
+                num_logits=int(wants_logits and whole and own[-1] is unfed[-1]),
             )
         )
     return runs
