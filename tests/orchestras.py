@@ -49,7 +49,8 @@ class RandomSession:
             moves.append(Cut(position=thread.next_position + rng.randrange(4)))
         moves.append(Place(token))
         if thread.num_drawn >= rng.randrange(2, self.max_length):
-            return [*moves, Close("stop")]
+            last = [Place(rng.randrange(90), "injected") for _ in range(rng.randrange(3))]
+            return [*moves, *last, Close("stop")]
         if len(recorder.threads) < self.max_threads and rng.random() < self.rates["fork"]:
             inject = tuple(rng.randrange(90) for _ in range(rng.randrange(1, 4)))
             name = f"{thread.name}.{len(children) + 1}"

@@ -137,8 +137,12 @@ def stub_logits(request: Request, engine: StubEngine) -> dict[tuple[int, int], A
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), page_size=st.sampled_from([1, 3]))
-def test_every_row_sees_exactly_what_visible_says(seed: int, page_size: int) -> None:
+@given(
+    seed=st.integers(0, 10**6),
+    page_size=st.sampled_from([1, 3]),
+    max_rows=st.sampled_from([1, 2, 512]),
+)
+def test_every_row_sees_exactly_what_visible_says(seed: int, page_size: int, max_rows: int) -> None:
     """Bit for bit, on an engine whose state is a hash of all that a row has seen."""
 
     class Remembering(StubEngine):
@@ -153,7 +157,7 @@ def test_every_row_sees_exactly_what_visible_says(seed: int, page_size: int) -> 
     memory: dict[tuple[int, int, int], Any] = {}
     engine = Remembering(96, num_slots=600)
     requests = [make_request(seed + k, RandomSession(seed + k, max_length=20)) for k in range(3)]
-    scheduler = Scheduler(engine, Pool(150 // page_size, page_size))
+    scheduler = Scheduler(engine, Pool(150 // page_size, page_size), max_rows)
     run_all(scheduler, requests)
     for request in requests:
         if request.finish_reason != "stop":

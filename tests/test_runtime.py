@@ -6,6 +6,7 @@ import itertools
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import tiny_model
@@ -21,15 +22,19 @@ from orchestras import (
     scheduler_for,
     scripted,
 )
+from stubs import StubEngine
 from tiny_lms import tiny_lm
 
 from stretto import SamplingParams
+from stretto.bench.program import drawn_tokens
 from stretto.dialects.plain import PlainSession
+from stretto.effects import Cut, Fork, Move, Place
 from stretto.engines.hf import HFEngine
 from stretto.errors import PromptTooLong
 from stretto.lm import LM
+from stretto.runtime import events
 from stretto.runtime.pool import Pool, PoolError, SlotList
-from stretto.runtime.request import Script
+from stretto.runtime.request import Request, Script
 from stretto.trace import derived_steps
 
 Lengths = tuple[int, ...]
@@ -358,6 +363,84 @@ def test_a_long_prompt_is_fed_in_chunks_with_the_same_answer() -> None:
     chunked = lm.generate(prompt, params)[0]
     assert [s.tokens for s in whole.trace.segments] == [s.tokens for s in chunked.trace.segments]
     assert chunked.usage.sequential_steps == whole.usage.sequential_steps
+
+
+def test_a_request_brings_as_many_rows_to_a_pass_as_it_may() -> None:
+    engine = StubEngine(96)
+    request = make_request(0, PlainSession(), max_positions=60)
+    request_rows = []
+    scheduler = scheduler_for(engine, 60, max_rows=4)
+    scheduler.submit(request)
+    while scheduler.step():
+        request_rows.append(engine.num_rows - sum(request_rows))
+    length = request.num_prompt_tokens
+    chunks = [4] * (length // 4) + [length % 4] * bool(length % 4)
+    assert request_rows[: len(chunks) + 1] == [*chunks, 1]
+    assert engine.num_logit_rows == request.num_drawn
+
+
+def test_only_the_row_that_a_thread_draws_from_gives_logits() -> None:
+    class Cutting(PlainSession):
+        def feed(self, recorder: Any, thread: Any, token: int) -> list[Move]:
+            return [Place(token), Cut(), Place(5, "injected")]
+
+    engine = StubEngine(96)
+    request = make_request(0, Cutting())
+    request.params = SamplingParams(max_tokens=4)
+    run_all(scheduler_for(engine, 100), [request])
+    assert engine.num_logit_rows == request.num_drawn == 4
+
+
+def test_the_log_probability_is_of_temperature_one_under_the_mask() -> None:
+    banned = np.zeros(96, dtype=np.bool_)
+    banned[10:] = True
+    engine = Recording(StubEngine(96))
+    request = make_request(0, PlainSession(banned), script=None)
+    request.params = SamplingParams(max_tokens=6, temperature=0.5, top_k=3, repetition_penalty=2)
+    run_all(scheduler_for(engine, 100), [request])
+    tokens = [e for e in request.log.events if isinstance(e, events.Token)]
+    assert len(tokens) == 6
+    for token, logits in zip(tokens, engine.rows.values(), strict=True):
+        expected = torch.log_softmax(logits[:10], dim=-1)[token.token]
+        assert token.logprob == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_the_repetition_penalty_is_over_the_response_that_a_thread_sees() -> None:
+    class Same(StubEngine):
+        def forward(self, runs: Any) -> torch.Tensor:
+            return torch.tensor([3.0, 2.0, 1.9]).expand(len(super().forward(runs)), 3)
+
+    class Forking(PlainSession):
+        def feed(self, recorder: Any, thread: Any, token: int) -> list[Move]:
+            is_first = thread.parent is None and thread.num_drawn == 1
+            forks = [Fork(f"main.{k}", (2,)) for k in (1, 2)] if is_first else []
+            return [Place(token), *forks]
+
+    request = Request(
+        [0, 1, 2],
+        Forking(),
+        SamplingParams(max_tokens=4, repetition_penalty=2),
+        decode=str,
+        end_ids=frozenset(),
+        max_positions=50,
+    )
+    run_all(scheduler_for(Same(3), 100), [request])
+    drawn = {n: drawn_tokens(request, n) for n in request.recorder.threads}
+    # The prompt counts for nothing, main's 0 for all, an injected 2 for its own thread.
+    assert drawn == {"main": [0, 1], "main.1": [1], "main.2": [1]}
+
+
+def test_a_stop_string_is_found_as_soon_as_its_last_character_is_drawn() -> None:
+    tokens = [ord(c) - 32 for c in "one END two"]
+    request = make_request(
+        0,
+        PlainSession(),
+        decode=lambda ids: "".join(chr(i + 32) for i in ids),
+        script=lambda thread, index: tokens[index],
+    )
+    request.params = SamplingParams(max_tokens=11, stop=("D t", "END"))
+    run_all(scheduler_for(StubEngine(96), 100), [request])
+    assert (request.text, request.num_drawn, request.finish_reason) == ("one ", 7, "stop")
 
 
 def test_pool_books() -> None:

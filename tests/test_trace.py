@@ -180,6 +180,37 @@ def test_a_childs_eviction_is_not_the_parents() -> None:
     assert child.is_open
 
 
+def test_threads_forked_at_once_stand_together_after_the_segment_they_were_forked_from() -> None:
+    recorder = Recorder([1], "main")
+    main = recorder.threads[MAIN]
+    recorder.place(main, Place(2))
+    for name in ("main.1", "main.2"):
+        recorder.fork(main, Fork(name, inject=(3,)))
+    recorder.place(main, Place(4))
+    order = [(s.thread, s.tokens) for s in recorder.freeze().segments]
+    assert order == [
+        ("main", (1,)),
+        ("main", (2,)),
+        ("main.1", (3,)),
+        ("main.2", (3,)),
+        ("main", (4,)),
+    ]
+
+
+def test_a_parent_that_ends_lets_go_of_what_it_could_have_joined() -> None:
+    recorder = Recorder([1], "main")
+    main = recorder.threads[MAIN]
+    child = recorder.fork(main, Fork("main.1", inject=(2,)))
+    grandchild = recorder.fork(child, Fork("main.1.1", inject=(3,)))
+    for thread in (main, child, grandchild):
+        recorder.fed(thread, len(thread.unfed))
+    recorder.close(grandchild, "stop")
+    assert recorder.take_released() == []
+    recorder.close(child, "stop")
+    released = {t for h in recorder.take_released() for t in recorder.segments[h].tokens}
+    assert released == {3}  # main may still join the child's own 2
+
+
 def test_misuse_of_the_recorder_is_an_error() -> None:
     recorder = Recorder([1], "main")
     main = recorder.threads[MAIN]
