@@ -211,6 +211,21 @@ def test_a_parent_that_ends_lets_go_of_what_it_could_have_joined() -> None:
     assert released == {3}  # main may still join the child's own 2
 
 
+def test_a_token_whose_placing_was_interrupted_is_taken_back() -> None:
+    class Interrupted(list[int]):
+        def append(self, item: int) -> None:
+            raise KeyboardInterrupt
+
+    recorder = Recorder([1], "main")
+    main = recorder.threads[MAIN]
+    recorder.place(main, Place(2))
+    main.own.markup = Interrupted(main.own.markup)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.place(main, Place(3))
+    recorder.mend()
+    assert [s.tokens for s in recorder.freeze().segments] == [(1,), (2,)]
+
+
 def test_misuse_of_the_recorder_is_an_error() -> None:
     recorder = Recorder([1], "main")
     main = recorder.threads[MAIN]

@@ -136,6 +136,12 @@ class Recorder:
         self.entries_touched += 1
         return own
 
+    def mend(self) -> None:
+        """Takes back a token whose placing was interrupted, so that what there is can be read."""
+        for s in self.segments:
+            length = len(s.steps)  # what `place` appends to last
+            del s.tokens[length:], s.positions[length:], s.origins[length:], s.markup[length:]
+
     def at_last_position(self, thread: OpenThread) -> bool:
         return self.max_positions is not None and thread.next_position >= self.max_positions
 

@@ -151,6 +151,7 @@ class Request:
         """Ends the request, whatever state it was left in, and leaves its slots to the pool's
         `reset`. Its text is what had been settled."""
         if not self.is_done:
+            self.recorder.mend()
             self.error = error
             self.finish_reason = "error"
             self.timing.finished = time.perf_counter()
