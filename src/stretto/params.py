@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from stretto.errors import InvalidInput
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Stands for bytes that are no UTF-8; no model writes one."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class SamplingParams:
             "repetition_penalty", self.repetition_penalty, 0, math.inf, "1 is none", open_low=True
         )
         for text in self.stop:
-            if not isinstance(text, str) or not text:
+            if not isinstance(text, str) or not text or SURROGATE.search(text):
                 raise InvalidInput(f"stop string {text!r} is empty or no text; leave it out")
         for token in stop_ids:
             check_int("stop id", token, 0)
@@ -75,11 +79,13 @@ def check_int(name: str, value: object, low: int | None) -> None:
 def _check_real(
     name: str, value: object, low: float, high: float, hint: str, *, open_low: bool = False
 ) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not abs(value) <= sys.float_info.max:  # type: ignore[arg-type]
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not abs(value) <= sys.float_info.max  # neither infinite nor NaN, of any size of int
+    ):
         raise InvalidInput(f"{name} must be a finite number, got {value!r}; {hint}")
-    inside = low < value <= high if open_low else low <= value <= high  # type: ignore[operator]
-    if not inside:
+    if not (low < value <= high if open_low else low <= value <= high):
         bounds = f"{'above' if open_low else 'at least'} {low}"
         if high != math.inf:
             bounds += f" and at most {high}"
