@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from stretto.dialects.plain import PlainSession
 from stretto.effects import Close, Fork, Move, Place, Wait
 from stretto.errors import InvalidInput
 from stretto.recorder import MAIN, OpenThread, Recorder
@@ -73,19 +74,17 @@ def weight_bytes(model: Any) -> int:
     return int(sum(p.numel() * p.element_size() for p in model.parameters()) - unread)
 
 
-class ForkProgram:
+class ForkProgram(PlainSession):
     """Main draws one token, then forks bursts of threads, each after the one before has ended.
 
     `bursts`: per burst, the one token injected into each of its threads. A thread ends with its
     token number `num_tokens`, or by an end id. No thread is joined: its slots are free at its end.
     """
 
-    main_role = "main"
-
     def __init__(self, bursts: Sequence[Sequence[int]], num_tokens: int) -> None:
+        super().__init__()
         self.bursts = bursts
         self.num_tokens = num_tokens
-        self.budget: Callable[[], int] = lambda: 0
 
     def feed(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
         if thread.name != MAIN:
@@ -102,18 +101,6 @@ class ForkProgram:
             ]
             moves.append(Wait(tuple(names)))
         return [*moves, Close("stop")]
-
-    def stopped(self, recorder: Recorder, thread: OpenThread, reason: str) -> list[Move]:
-        return [Close(reason)]
-
-    def cut_off(self, recorder: Recorder, thread: OpenThread) -> list[Move]:
-        return []
-
-    def annotated(self, recorder: Recorder) -> None:
-        return None
-
-    def legal(self, recorder: Recorder, thread: OpenThread) -> None:
-        return None
 
 
 def child_name(index: int) -> str:
