@@ -74,6 +74,8 @@ class Scheduler:
             raise AssertionError(f"requests hold {held} pages, the pool disagrees")
 
     def _admit(self) -> None:
+        if not self.waiting:
+            return
         spoken_for = sum(r.pages_needed(self.pool, self.max_rows) for r in self.running)
         while self.waiting:
             request = self.waiting[0]
