@@ -14,6 +14,7 @@ from stretto.dialects.plain import PlainSession
 from stretto.engines import hf
 from stretto.engines.hf import HFEngine, check_supported
 from stretto.errors import Unsupported
+from stretto.models import folder
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
@@ -113,3 +114,4 @@ def test_bfloat16_runs() -> None:
 
 def test_supported_kinds_are_the_tested_ones() -> None:
     assert set(hf.SUPPORTED_MODEL_TYPES) == {"llama", "qwen2", "qwen3"}
+    assert folder.SUPPORTED_MODEL_TYPES == hf.SUPPORTED_MODEL_TYPES
