@@ -12,7 +12,8 @@ import pytest
 from tiny_lms import tiny_lm
 
 from stretto import SamplingParams
-from stretto.errors import InvalidInput
+from stretto.cli import main
+from stretto.errors import InvalidInput, PromptTooLong
 from stretto.lm import Stream
 
 
@@ -63,6 +64,17 @@ def test_an_interrupt_anywhere_leaves_the_model_usable() -> None:
         assert lm.scheduler.pool.num_free_pages == lm.scheduler.pool.num_pages
 
 
+def test_a_prompt_far_too_long_is_refused_at_once() -> None:
+    lm = tiny_lm()
+    started = time.perf_counter()
+    for prompt in ("x" * 15_000_000, [{"role": "user", "content": "a " * 5_000_000}]):
+        with pytest.raises(PromptTooLong, match=r"at least .* tokens but the model has 512"):
+            lm.generate(prompt)
+    assert time.perf_counter() - started < 2
+    longest = max(lm.vocabulary.piece(i) for i in range(lm.vocabulary.size))
+    assert lm.vocabulary.least_tokens(longest * 3) <= len(lm.vocabulary.encode(longest * 3))
+
+
 def test_text_may_be_read_while_another_thread_decodes() -> None:
     lm = tiny_lm()
     errors: list[BaseException] = []
@@ -110,7 +122,8 @@ def test_a_prompt_of_no_known_kind_is_refused(prompt: Any) -> None:
     ("name", "value"),
     [("temperature", 10**400), ("repetition_penalty", 10**400), ("top_p", -(10**400)),
      ("stop", None), ("stop", 5), ("stop", [b"x"]), ("stop_ids", None), ("stop_ids", 5),
-     ("stop_ids", [[1]]), ("stop_ids", "ab"), ("seed", None), ("max_tokens", float("nan"))],
+     ("stop", "\udcff"), ("stop_ids", [[1]]), ("stop_ids", "ab"), ("seed", None),
+     ("max_tokens", float("nan"))],
 )  # fmt: skip
 def test_a_parameter_of_no_known_kind_is_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=name.replace("stop_ids", "stop.id")):
@@ -129,3 +142,59 @@ def test_a_pool_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
         tiny_lm().generate("x", n=1.5)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="unknown method None"):
         tiny_lm().generate("x", method=None)
+
+
+@pytest.mark.parametrize("arguments", [["run", "hi"], ["bench", "forks"], ["bench", "step"]])
+def test_threads_that_would_take_the_process_down_are_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for threads in ("999999", "99999999999999999999"):
+        assert main([*arguments, "--model", "tests", "--threads", threads]) == 2
+        out, err = capsys.readouterr()
+        assert not out
+        assert err.startswith("stretto: error: Invalid value for '--threads'")
+        assert "1024" in err
+        assert err.count("\n") == 1
+
+
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "hi", "--model", LONG], "unknown model or folder"),
+        (["run", "hi", "--model", f"./{LONG}"], "no model at"),
+        (["run", "hi", "--model", f"{LONG}.gguf"], "no file"),
+        (["run", "hi", "--trace", LONG], "cannot be written"),
+        (["run", "hi", "--trace", f"{LONG}/x"], "there is no folder"),
+        (["run", "--file", LONG], "File name too long"),
+        (["trace", "show", "--dialect", "plain", LONG], "File name too long"),
+        (["trace", "show", "--dialect", "plain", "x", "--tokenizer", LONG], "does not exist"),
+        (["bench", "forks", "--out", LONG], "cannot write"),
+        (["model", "info", LONG], "unknown model or folder"),
+    ],
+)
+def test_a_name_too_long_to_be_a_path_is_told_on_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert message in err
+    assert err.startswith("stretto: error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["meta", "mps", "xla", "hpu", "nope", "", "cuda:99"])
+def test_a_device_that_is_not_supported_is_refused(name: str) -> None:
+    from stretto.models.loading import _device
+
+    with pytest.raises(InvalidInput, match=r"cannot be used \(.{,200}\); try 'cpu'$"):
+        _device(name)
+
+
+def test_a_stop_id_that_no_token_has_is_refused() -> None:
+    lm = tiny_lm()
+    with pytest.raises(InvalidInput, match=f"stop id {lm.vocabulary.size} is outside"):
+        lm.submit("hi", SamplingParams(stop_ids=frozenset({0, lm.vocabulary.size})))

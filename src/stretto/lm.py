@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from stretto.completion import Completion, complete
 from stretto.dialects import get_dialect
-from stretto.errors import InvalidInput, StrettoError, Unsupported
+from stretto.errors import InvalidInput, PromptTooLong, StrettoError, Unsupported
 from stretto.methods import AUTO, get_method
 from stretto.params import SamplingParams, check_int
 
@@ -210,6 +210,16 @@ class LM:
             raise InvalidInput("a raw prompt is one string, not chat messages")
         return messages
 
+    def _check_length(self, chat: Sequence[dict[str, str]] | str) -> None:
+        """Refuses what is far too long before minutes are spent on encoding it."""
+        texts = [chat] if isinstance(chat, str) else [m["content"] for m in chat]
+        least, room = sum(map(self.vocabulary.least_tokens, texts)), self.engine.max_positions
+        if least > room:
+            raise PromptTooLong(
+                f"the prompt has at least {least} tokens but the model has {room} positions; "
+                "shorten the prompt"
+            )
+
     def encode(self, prompt: Sequence[dict[str, str]] | str) -> list[int]:
         """Ids of messages by the chat template, or of text as it is."""
         if isinstance(prompt, str):
@@ -254,7 +264,13 @@ class LM:
 
         params = SamplingParams() if params is None else params
         chosen = get_method(method, self.card.dialect)
-        ids, session = chosen.start(self, self.chat(prompt, raw), params)
+        chat = self.chat(prompt, raw)
+        self._check_length(chat)
+        if (outside := max(params.stop_ids, default=0)) >= self.vocabulary.size:
+            raise InvalidInput(
+                f"stop id {outside} is outside the model's {self.vocabulary.size} ids; leave it out"
+            )
+        ids, session = chosen.start(self, chat, params)
         request = Request(
             ids,
             session,

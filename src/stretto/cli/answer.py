@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -182,8 +183,7 @@ def _is_here(model: str) -> bool:
     """Whether nothing will be fetched or converted, which shows a progress of its own."""
     from stretto.models import embedded
 
-    place = embedded.folder() if model == embedded.DEFAULT_MODEL else Path(model)
-    return place.is_dir()
+    return os.path.isdir(embedded.folder() if model == embedded.DEFAULT_MODEL else model)
 
 
 def answer(lm: LM, job: Job) -> int:

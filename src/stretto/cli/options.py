@@ -23,7 +23,11 @@ Method = Annotated[str, _option(None, "auto (the model's own), sequential, sot, 
 Model = Annotated[str, _option("Model", "A name, folder, .gguf file or hub org/model.")]
 Dtype = Annotated[str, _option("Model", "auto, float32 or bfloat16.")]
 Device = Annotated[str, _option("Model", "cpu, cuda or cuda:N.")]
-Threads = Annotated[int | None, _option("Model", "CPU threads to compute with.", metavar="N")]
+MAX_THREADS = 1024
+"""With many times this, OpenMP takes the process down."""
+Threads = Annotated[
+    int | None, _option("Model", "CPU threads to compute with.", metavar="N", max=MAX_THREADS)
+]
 PageSize = Annotated[int, _option("Model", "KV slots a page.", metavar="N")]
 PoolSlots = Annotated[int, _option("Model", "KV slots in all.", metavar="N")]
 Offline = Annotated[bool, _option("Model", "Fetch nothing.", "--offline")]

@@ -107,12 +107,16 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 def check_writable(path: Path, option: str) -> None:
     """Raises `InvalidInput`, naming `option`, unless a file can be written at `path`."""
     folder = path.parent
-    if path.is_dir():
+    if os.path.isdir(path):  # False, not an error, for a name too long to be a path
         raise InvalidInput(f"{option} {str(path)!a} is a folder; name a file in it")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise InvalidInput(f"{option} {str(path)!a}: there is no folder {str(folder)!a}; make it")
-    target = path if path.exists() and not _is_replaceable(path) else folder
-    if not os.access(target, os.W_OK):
+    try:
+        target = path if path.exists() and not _is_replaceable(path) else folder
+        is_writable = os.access(target, os.W_OK)
+    except OSError:
+        is_writable = False
+    if not is_writable:
         raise InvalidInput(f"{option} {str(path)!a} cannot be written; name another file")
 
 

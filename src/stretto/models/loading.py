@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("auto", "float32", "bfloat16")
+DEVICES = ("cpu", "cuda")
 HARMLESS_LEFTOVER = "rotary_emb.inv_freq"  # computed, but stored by old checkpoints
 
 
@@ -37,11 +38,14 @@ def _device(name: str) -> "torch.device":
     import torch
 
     try:
-        torch.empty(0, device=name)
-        return torch.device(name)
+        device = torch.device(name)
+        if device.type in DEVICES:
+            torch.empty(0, device=device)
+            return device
+        reason = f"known: {', '.join(DEVICES)}"
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise InvalidInput(f"device {name!r} cannot be used ({reason}); try 'cpu'") from error
+    raise InvalidInput(f"device {name!r} cannot be used ({reason}); try 'cpu'")
 
 
 def _load_model(path: Path, dtype: str, device: "torch.device") -> Any:

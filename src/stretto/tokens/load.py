@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def load_vocabulary(path: Path | str, control_names: Mapping[str, str]) -> HFVoc
     Chats are not rendered: `encode_chat` gives plain text. Raises `InvalidInput`.
     """
     path = Path(path)
-    file = path / "tokenizer.json" if path.is_dir() else path
+    file = path / "tokenizer.json" if os.path.isdir(path) else path
     backend = read_tokenizer(file)
     end_ids = read_end_ids(file.parent, backend)
     card = ModelCard.load(file.parent)
@@ -46,7 +47,7 @@ def load_vocabulary(path: Path | str, control_names: Mapping[str, str]) -> HFVoc
 
 def read_tokenizer(file: Path) -> Tokenizer:
     """The tokenizer in a `tokenizer.json`; raises `ModelUnavailable` if there is none to read."""
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise ModelUnavailable(f"{file} does not exist; name a tokenizer.json or its folder")
     try:
         return Tokenizer.from_file(str(file))

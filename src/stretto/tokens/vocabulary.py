@@ -48,7 +48,9 @@ class HFVocabulary:
         inert = frozenset(t.id for t in added if t.special) | frozenset(control.values()) | end_ids
         literal = {control[name]: forms[name] for name in control}
         self._exact = ExactTokenizer(backend, inert, literal)
-        self._known = {*backend.get_vocab(with_added_tokens=True).values(), *control.values()}
+        words = backend.get_vocab(with_added_tokens=True)
+        self._known = {*words.values(), *control.values()}
+        self._longest = max(map(len, words), default=1)
         reserved = [t.content for t in added if t.id in inert]
         reserved += map(control_content, control)
         check_probes(self._exact, source, extra=[*reserved, *forms.values()])
@@ -102,6 +104,10 @@ class HFVocabulary:
     def prefix(self) -> list[int]:
         """The special ids that the tokenizer puts before a text, such as a begin of sequence."""
         return list(self._prefix)
+
+    def least_tokens(self, text: str) -> int:
+        """A bound from below on the ids of a text, without encoding it."""
+        return -(-len(text) // self._longest)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a run of text: nothing inserted, no special, end or control token recognised.
