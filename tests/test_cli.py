@@ -461,6 +461,17 @@ def test_the_live_view_puts_children_in_their_place():
     assert "✓ a" in shown(console, view)
 
 
+def test_siblings_that_follow_each_other_grow_in_lines_of_their_own():
+    console, view = live_view(color_system=None)
+    children = [ThreadStart(f"main.{n}", "main", f"t{n}", 0, 2) for n in (1, 2)]
+    for event in (SCENE[0], *children, token("main.1", 5, "One", 3), token("main.2", 6, "Two", 3)):
+        view.document.take(event)
+    assert shown(console, view).splitlines()[2:] == ["One▌", "Two▌▌"]
+    view.update([ThreadEnd("main.1", "stop", ".\n", 4)], "One.\n")
+    assert shown(console, view).splitlines()[2:] == ["One.", "Two▌▌"]
+    assert "".join(text for text, _ in view.document.pieces(final=True)) == "One.\nTwo"
+
+
 def test_the_live_view_passes_and_leaves_the_answer_once():
     console, view = live_view(color_system=None)
     with view:

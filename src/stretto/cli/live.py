@@ -80,15 +80,18 @@ class LiveDocument:
                 pass
 
     def pieces(self, *, final: bool = False) -> Iterator[Piece]:
-        """The document in order. Unless `final`, with drafts and with cursors of open threads."""
+        """The document in order. Unless `final`, with drafts and with cursors of open threads, and
+        a sibling that follows an open one at once begins a line: both grow in place."""
         if self.voices:
             yield from self._pieces(next(iter(self.voices.values())), final)
 
     def _pieces(self, voice: Voice, final: bool) -> Iterator[Piece]:
-        start = 0
+        start, before = 0, None
         for at, child in voice.children:
             yield voice.text[start:at], voice.style
-            start = at
+            if not final and before is not None and before.is_open and start == at:
+                yield "\n", ""
+            start, before = at, self.voices[child]
             yield from self._pieces(self.voices[child], final)
         yield voice.text[start:], voice.style
         if final or not voice.is_open:
