@@ -220,6 +220,15 @@ def test_a_lossy_tokenizer_is_refused_with_the_text_it_loses(backend, probe):
         vocabulary_of(backend)
 
 
+def test_an_end_of_sequence_that_is_ordinary_text_is_refused_with_the_way_out():
+    """As with a fresh `LlamaConfig`, whose `eos_token_id` is 2 whatever the tokenizer has there."""
+    backend = byte_level()
+    quote = backend.token_to_id('"')
+    message = f"does not fit: id {quote} ends sequences here but is the ordinary text"
+    with pytest.raises(InvalidInput, match=message):
+        HFVocabulary(backend, control={}, forms={}, size=400, end_ids=frozenset({quote}))
+
+
 def test_a_character_without_a_token_is_refused_by_name():
     spec = json.loads(byte_level().to_str())
     del spec["model"]["vocab"]["Ą"]  # byte 4

@@ -104,6 +104,10 @@ def _forget_words(model: dict[str, Any], names: set[str]) -> None:
             model["vocab"].pop(name, None)
 
 
+class _OrdinaryEnd(InvalidInput):
+    """An end id that is no added token: text must not end a sequence."""
+
+
 class ExactTokenizer:
     """Ids of a run of text and back. `inert` ids are never produced, `literal` ids have fixed text.
 
@@ -133,9 +137,16 @@ class ExactTokenizer:
             raise InvalidInput(_loss_message(text, back))
         if not self._inert.isdisjoint(ids):
             bad = next(i for i in ids if i in self._inert)
+            name = self._literal.get(bad)
+            if name is None:
+                raise _OrdinaryEnd(
+                    f"id {bad} ends sequences here but is the ordinary text {self.decode([bad])!r};"
+                    " set eos_token_id in the model's config and generation config to the"
+                    " tokenizer's"
+                )
             raise InvalidInput(
-                f"text gives the special token {self._literal.get(bad, bad)!r} (id {bad}), which"
-                " this tokenizer cannot read as text; remove it"
+                f"text gives the special token {name!r} (id {bad}), which this tokenizer cannot "
+                "read as text; remove it"
             )
         return ids
 
@@ -163,6 +174,8 @@ def check_probes(tokenizer: ExactTokenizer, source: str, extra: Sequence[str] = 
     for probe in (*PROBES, *extra):
         try:
             tokenizer.encode(probe)
+        except _OrdinaryEnd as error:
+            raise InvalidInput(f"the tokenizer of {source} does not fit: {error}") from None
         except InvalidInput as error:
             raise InvalidInput(
                 f"the tokenizer of {source} does not round-trip {probe!r} ({error});"
