@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Measure the runtime on this machine.")
 
-Pairs = Annotated[int, typer.Option(help="Interleaved pairs after the warm-up; 7 or more.")]
+Pairs = Annotated[int, typer.Option(help="Interleaved pairs after the warm-up; few say little.")]
 Seed = Annotated[int, typer.Option(help="Of the forced tokens and the bootstrap.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[

@@ -96,9 +96,11 @@ def _torch(machine: Machine) -> Iterator[Check]:
         remedy = "reinstall torch (https://pytorch.org/get-started)"
         yield Check("torch", "problem", f"cannot be imported: {reason}", None, remedy)
         return
+    from stretto.cli.summary import count
+
     machine.has_torch = True
     threads = torch.get_num_threads()
-    yield Check("torch", "ok", f"{threads} threads", {"threads": threads})
+    yield Check("torch", "ok", count(threads, "thread"), {"threads": threads})
 
 
 def _cpu(_: Machine) -> Iterator[Check]:

@@ -53,9 +53,10 @@ def _comparison(completion: Completion, baseline: Completion, pairs: int) -> str
     measured = f"median of {pairs} pairs" if pairs > 1 else "1 pair"
     cut = " (cut off)" if baseline.finish_reason == "length" else ""
     return (
-        f"sequential: {count(baseline.usage.completion_tokens, 'token')}{cut}"
-        f" in {baseline.timing.decode_s:.1f} s of decoding,"
-        f" this: {completion.timing.decode_s:.1f} s;"
+        f"decoding: sequential {count(baseline.usage.completion_tokens, 'token')}{cut}"
+        f" in {baseline.timing.decode_s:.1f} s,"
+        f" {completion.method} {count(completion.usage.completion_tokens, 'token')}"
+        f" in {completion.timing.decode_s:.1f} s;"
         f" speed-up {theoretical or 0.0:.2f} theoretical, {realized or 0.0:.2f} realized"
         f" ({measured})"
     )
