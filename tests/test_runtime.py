@@ -191,6 +191,29 @@ def test_preemption_happens_and_changes_nothing() -> None:
         assert largest_gap(engine.engine.model, request, engine) < 1e-4
 
 
+def test_the_youngest_is_preempted_and_the_oldest_comes_back_first() -> None:
+    engine = StubEngine(96)
+    requests = [
+        Request(
+            [1] * 8,
+            PlainSession(),
+            SamplingParams(max_tokens=12),
+            decode=str,
+            end_ids=frozenset(),
+            max_positions=50,
+            sample=k,
+        )
+        for k in range(3)
+    ]
+    scheduler = scheduler_for(engine, 26)
+    for request in requests:
+        scheduler.submit(request)
+    while scheduler.step():
+        alive = [r for r in requests if not r.is_done]
+        assert [*scheduler.running, *scheduler.waiting] == alive
+    assert scheduler.num_preemptions == 3  # the third, the second, and the third again
+
+
 def test_restoring_differs_from_recomputing_without_the_evicted() -> None:
     """Survivors keep what they absorbed: a pass without the evicted segment gives other logits."""
     model = tiny_model("llama")
@@ -441,6 +464,27 @@ def test_a_stop_string_is_found_as_soon_as_its_last_character_is_drawn() -> None
     request.params = SamplingParams(max_tokens=11, stop=("D t", "END"))
     run_all(scheduler_for(StubEngine(96), 100), [request])
     assert (request.text, request.num_drawn, request.finish_reason) == ("one ", 7, "stop")
+
+
+def test_a_stop_string_in_text_that_settles_at_the_end_cuts_it_too() -> None:
+    """Main's `END` stands behind a child that never ends, so it settles with the last step."""
+
+    class Forking(PlainSession):
+        def feed(self, recorder: Any, thread: Any, token: int) -> list[Move]:
+            is_first = thread.parent is None and thread.num_drawn == 1
+            return [Place(token), *([Fork("main.1", (ord("x") - 32,))] if is_first else [])]
+
+    texts = {"main": "aENDb", "main.1": "yyyyyyy"}
+    request = make_request(
+        0,
+        Forking(),
+        decode=lambda ids: "".join(chr(i + 32) for i in ids),
+        script=lambda thread, index: ord(texts[thread][index]) - 32,
+    )
+    request.params = SamplingParams(max_tokens=9, stop=("END",))
+    run_all(scheduler_for(StubEngine(96), 100), [request])
+    assert request.num_drawn == 9
+    assert (request.text, request.finish_reason) == ("ayyyy", "stop")
 
 
 def test_pool_books() -> None:
