@@ -487,6 +487,19 @@ def test_a_stop_string_in_text_that_settles_at_the_end_cuts_it_too() -> None:
     assert (request.text, request.finish_reason) == ("ayyyy", "stop")
 
 
+def test_a_cap_ends_a_scripted_thread_too(pasta: LM) -> None:
+    control = pasta.vocabulary.control
+    digit = pasta.vocabulary.encode("2")
+    main = [control["promise"], control["tokens"], *digit, control["promise_end"], control["sync"]]
+    scripts = {"main": main, "main.1": []}
+    params = SamplingParams(max_tokens=12, max_thread_tokens=3)
+    done = pasta.submit("hi", params, script=lambda t, i: (scripts[t] + [50] * 99)[i]).finish()
+    (child,) = done.trace.of_thread("main.1")
+    assert child.tokens == (control["async"], 50, 50, control["async_end"])
+    assert child.origins == ("injected", "sampled", "sampled", "forced")
+    assert done.threads[1].finish_reason == "length"
+
+
 def test_pool_books() -> None:
     pool = Pool(4, 3)
     a, b = SlotList(), SlotList()
