@@ -56,6 +56,8 @@ def test_top_k_and_top_p() -> None:
     assert {draw(LOGITS, Sampling(1.0, top_p=0.6), k / 100) for k in range(100)} == {1}
     assert {draw(LOGITS, Sampling(1.0, top_p=0.7), k / 100) for k in range(100)} == {1, 2}
     assert {draw(LOGITS, Sampling(1.0, top_p=1e-9), k / 100) for k in range(100)} == {1}
+    even = torch.tensor([0.0, 0.0])  # the first has exactly half, which is enough
+    assert {draw(even, Sampling(1.0, top_p=0.5), k / 100) for k in range(100)} == {0}
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
