@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import time
@@ -9,11 +10,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from conftest import tiny_model
 from tiny_lms import tiny_lm
 
 from stretto import SamplingParams
 from stretto.cli import main
-from stretto.errors import InvalidInput, PromptTooLong
+from stretto.errors import InvalidInput, ModelUnavailable, PromptTooLong
 from stretto.lm import Stream
 
 
@@ -198,3 +200,14 @@ def test_a_stop_id_that_no_token_has_is_refused() -> None:
     lm = tiny_lm()
     with pytest.raises(InvalidInput, match=f"stop id {lm.vocabulary.size} is outside"):
         lm.submit("hi", SamplingParams(stop_ids=frozenset({0, lm.vocabulary.size})))
+
+
+def test_a_model_whose_logits_are_not_finite_is_refused() -> None:
+    from stretto.engines.hf import HFEngine
+
+    model = copy.deepcopy(tiny_model("llama"))
+    model.config.layer_types = ["sliding_attention", "full_attention"]  # llama does not read it
+    HFEngine(model, num_slots=8)
+    model.model.norm.weight.data[3] = float("nan")
+    with pytest.raises(ModelUnavailable, match="not finite"):
+        HFEngine(model, num_slots=8)

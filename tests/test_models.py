@@ -618,9 +618,19 @@ def test_load_refuses_unknown_dtype_and_device(tiny_folder):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (edit_config(num_hidden_layers=3), "it lacks tensors"),
+        (edit_config(num_hidden_layers=3), "it has 2 of 3 layers"),
         (edit_config(num_hidden_layers=1), "it has unknown tensors"),
-        (edit_config(intermediate_size=128), "copy or download the model again"),
+        (edit_config(num_hidden_layers=10**12), "it has 2 of 1000000000000 layers"),
+        (edit_config(intermediate_size=128), "its tensors are of other shapes than its config"),
+        (edit_config(hidden_size=0), "its tensors are of other shapes than its config"),
+        (edit_config(hidden_size="x"), "expected int, got str"),
+        (edit_config(num_attention_heads=0), "cannot load"),
+        (edit_config(head_dim=7), "cannot load"),
+        (edit_config(rms_norm_eps=None), "cannot load"),
+        (edit_config(eos_token_id="x"), "cannot load"),
+        (edit_config(dtype="nope"), "cannot load"),
+        (edit_config(layer_types="x"), "cannot load"),
+        (edit_config(rope_parameters=[]), "cannot load"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "cannot load"),
     ],
 )

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from stretto.errors import InvalidInput, Unsupported
+from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
 from stretto.runtime.views import Run, mask_rows
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
@@ -153,7 +153,8 @@ class HFEngine:
 def sliding_window(config: Any) -> int | None:
     """The window of the model's sliding layers; None if it has none."""
     layer_types = getattr(config, "layer_types", None) or []
-    return int(config.sliding_window) if "sliding_attention" in layer_types else None
+    window = getattr(config, "sliding_window", None)  # llama has none, whatever its layers say
+    return int(window) if window is not None and "sliding_attention" in layer_types else None
 
 
 def check_supported(config: Any) -> None:
@@ -177,7 +178,10 @@ def check_supported(config: Any) -> None:
 
 
 def check_canary(engine: HFEngine) -> None:
-    """Flips one mask bit: the logits must change, or the backend does not honour masks."""
+    """Flips one mask bit: the logits must change, or the backend does not honour masks.
+
+    Logits that are not finite compare as changed, and would be decoded into anything.
+    """
     rows = torch.arange(2, device=engine.device)
     both = torch.tensor([[True, False], [True, True]], device=engine.device)
     alone = torch.eye(2, dtype=torch.bool, device=engine.device)
@@ -185,6 +189,11 @@ def check_canary(engine: HFEngine) -> None:
     hidden = engine.forward_rows(rows, rows, rows, alone, rows[1:])
     for tensor in (*engine.cache.keys, *engine.cache.values):
         tensor[:, :, :2].zero_()
+    if not (seen.isfinite().all() and hidden.isfinite().all()):
+        raise ModelUnavailable(
+            "the model's logits are not finite: its weights or its config.json are damaged; "
+            "copy or download the model again"
+        )
     if torch.equal(seen, hidden):
         raise Unsupported(
             "the model's attention ignores explicit masks: flipping a mask bit left its logits "

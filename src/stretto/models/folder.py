@@ -1,5 +1,6 @@
 """A model folder described and checked without torch."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from stretto.models.weights import (
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 CARD = "stretto.json"
+LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ def inspect_folder(folder: Path) -> ModelFacts:
     files = weight_files(folder)
     _check_tokenizer(folder)
     tensors = {name: tensor for path in files for name, tensor in read_header(path).items()}
+    num_layers = _count(folder, config, "num_hidden_layers")
+    _check_layers(folder, num_layers, tensors)
     if config.get("tie_word_embeddings") is True:
         tensors.pop("lm_head.weight", None)
     return ModelFacts(
@@ -58,7 +62,7 @@ def inspect_folder(folder: Path) -> ModelFacts:
         dtype=_main_dtype(folder, tensors),
         vocab_size=_count(folder, config, "vocab_size"),
         context_length=_count(folder, config, "max_position_embeddings"),
-        num_layers=_count(folder, config, "num_hidden_layers"),
+        num_layers=num_layers,
         size_bytes=sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
         dialect=_dialect(folder),
         eos_ids=_eos_ids(folder, config),
@@ -82,6 +86,16 @@ def _check_tokenizer(folder: Path) -> None:
     if not whole and not parts:
         raise ModelUnavailable(
             f"{folder} has no tokenizer.json; save its tokenizer there with `save_pretrained`"
+        )
+
+
+def _check_layers(folder: Path, num_layers: int, tensors: dict[str, StoredTensor]) -> None:
+    """Refuse layers that are not stored: transformers would build each of them before it looks."""
+    stored = {match[1] for name in tensors if (match := LAYER.search(name))}
+    if num_layers > len(stored):
+        raise ModelUnavailable(
+            f"{folder} does not fit its config.json: it has {len(stored)} of {num_layers} layers;"
+            " copy or download the model again"
         )
 
 

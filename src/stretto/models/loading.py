@@ -1,5 +1,6 @@
 """A checked model folder into memory."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,7 +51,6 @@ def _device(name: str) -> "torch.device":
 
 def _load_model(path: Path, dtype: str, device: "torch.device") -> Any:
     import torch
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     try:
@@ -63,7 +63,7 @@ def _load_model(path: Path, dtype: str, device: "torch.device") -> Any:
             local_files_only=True,
             output_loading_info=True,
         )
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except Exception as error:  # a config of wrong types raises almost anything
         raise _unloadable(path, error) from error
     _check_all_used(path, found)
     try:
@@ -87,6 +87,8 @@ def _load_tokenizer(path: Path) -> Any:
 
 def _unloadable(path: Path, error: Exception) -> ModelUnavailable:
     reason = " ".join(str(error).split())[:300] or type(error).__name__
+    if "ignore_mismatched_sizes" in reason:  # transformers logs which, and raises a riddle
+        reason = "its tensors are of other shapes than its config.json says"
     return ModelUnavailable(f"cannot load {path}: {reason}; copy or download the model again")
 
 
@@ -108,7 +110,7 @@ def _check_all_used(path: Path, found: dict[str, Any]) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers' log and progress bars, and restore both."""
+    """Silence warnings, transformers' log and its progress bars, and restore them."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -116,7 +118,9 @@ def _quiet() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.set_verbosity(verbosity)
         if bars:
