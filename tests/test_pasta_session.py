@@ -244,6 +244,15 @@ def test_main_is_kept_from_skipping_past_the_models_positions() -> None:
     assert shape(parsed.trace) == shape(trace)
 
 
+@pytest.mark.parametrize(("room", "codes"), [(49, ["clamped-tokens"]), (50, []), (51, [])])
+def test_a_promise_that_just_fits_is_not_clamped(room: int, codes: list[str]) -> None:
+    settings = PastaSettings(max_positions=6 + room + 64)
+    driver = Driver(scripted(main=[*promise("5"), WORD]), settings)
+    trace = driver.run()
+    assert at(trace, "main")[-1] == (" a", 6 + min(50, room))
+    assert [code for code, _, _ in driver.session.issues] == codes
+
+
 def test_a_child_at_the_last_position_gets_its_end_written() -> None:
     settings = PastaSettings(max_positions=12)
     driver = Driver(scripted(main=[*promise("1"), S], c1=[WORD] * 50), settings)
