@@ -487,6 +487,22 @@ def test_a_stop_string_in_text_that_settles_at_the_end_cuts_it_too() -> None:
     assert (request.text, request.finish_reason) == ("ayyyy", "stop")
 
 
+def test_the_end_of_main_comes_after_its_childrens(pasta: LM) -> None:
+    script = promises_script(pasta, (6, 3))
+    sync = pasta.vocabulary.control["sync"]
+    end = next(iter(pasta.vocabulary.end_ids))
+
+    def without_sync(thread: str, index: int) -> int | None:
+        token = script(thread, index)
+        return end if token == sync else token
+
+    stream = pasta.submit("hi", SamplingParams(max_tokens=60), script=without_sync)
+    stream.finish()
+    ends = [e.thread for e in stream.request.log.events if isinstance(e, events.ThreadEnd)]
+    assert sorted(ends[:2]) == ["main.1", "main.2"]
+    assert ends[2:] == ["main"]
+
+
 def test_a_cap_ends_a_scripted_thread_too(pasta: LM) -> None:
     control = pasta.vocabulary.control
     digit = pasta.vocabulary.encode("2")
