@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import copy
+import shutil
+import struct
 import sys
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 from conftest import tiny_model
-from tiny_lms import tiny_lm
+from tiny_lms import tiny_lm, tiny_tokenizer
 
-from stretto import SamplingParams
+from stretto import LM, SamplingParams
 from stretto.cli import main
 from stretto.errors import InvalidInput, ModelUnavailable, PromptTooLong
 from stretto.lm import Stream
+from stretto.tokens import ModelCard
 
 
 class Interrupt:
@@ -211,3 +215,64 @@ def test_a_model_whose_logits_are_not_finite_is_refused() -> None:
     model.model.norm.weight.data[3] = float("nan")
     with pytest.raises(ModelUnavailable, match="not finite"):
         HFEngine(model, num_slots=8)
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", DEEP),
+        ("generation_config.json", DEEP),
+        ("generation_config.json", '{"eos_token_id": "x"}'),
+        ("generation_config.json", '{"eos_token_id": [1, {}]}'),
+        ("tokenizer_config.json", '{"eos_token": 5}'),
+        ("stretto.json", DEEP),
+        ("model.safetensors", DEEP),
+        ("model.safetensors", '{"a": {"dtype": "F32", "shape": [1e400], "data_offsets": [0, 0]}}'),
+        ("model.safetensors", '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1e400]}}'),
+        ("model.safetensors.index.json", '{"weight_map": {"a": ["x"]}}'),
+        ("chat_template.jinja", "{{ 1/0 }}"),
+        ("chat_template.jinja", "{{ 'a' + 5 }}"),
+        ("chat_template.jinja", "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"),
+        ("chat_template.jinja", "{{ messages.nothing }}"),
+    ],
+)
+def test_a_folder_with_a_file_of_rubbish_is_refused_on_one_line(
+    name: str, content: str, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(saved, tmp_path / "model"))
+    data = content.encode()
+    if name == "model.safetensors":
+        data = struct.pack("<Q", len(data)) + data
+    if name.endswith("index.json"):
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(data)
+    assert main(["run", "hi", "--model", str(folder), "--offline"]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("stretto: error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_lm("pasta").save(tmp_path_factory.mktemp("saved") / "model")
+
+
+def test_a_token_beyond_the_models_rows_is_refused_before_it_is_fed() -> None:
+    from tokenizers import AddedToken
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.add_tokens([AddedToken(f"word{i}") for i in range(99)])
+    lm = LM.wrap(copy.deepcopy(tiny_model("llama", vocab_size=420)), tokenizer, pool_slots=64)
+    with pytest.raises(InvalidInput, match="but the model has 420 rows"):
+        lm.generate("word98")
+    assert lm.generate("word", SamplingParams(max_tokens=2))
+
+
+def test_a_card_with_an_id_that_no_tokenizer_can_have() -> None:
+    control = tiny_lm("pasta").card.control
+    with pytest.raises(InvalidInput, match="above 2147483647"):
+        ModelCard.describe("pasta", {**control, "sync": 10**30}, tiny_tokenizer().backend_tokenizer)

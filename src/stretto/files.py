@@ -1,10 +1,20 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and JSON that is one or is refused."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from pathlib import Path
+from typing import Any
+
+
+def parse_json(data: bytes) -> Any:
+    """The JSON value in `data`. Raises `ValueError` if it is none, or is nested too deeply."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def write_atomically(path: Path, data: bytes) -> None:

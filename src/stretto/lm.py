@@ -271,6 +271,13 @@ class LM:
                 f"stop id {outside} is outside the model's {self.vocabulary.size} ids; leave it out"
             )
         ids, session = chosen.start(self, chat, params)
+        if not ids:
+            raise InvalidInput("the prompt comes to no tokens; give some text to answer")
+        if (outside := max(ids)) >= self.vocabulary.size:
+            raise InvalidInput(
+                f"the prompt has token id {outside}, but the model has {self.vocabulary.size} rows;"
+                " its tokenizer is of another model"
+            )
         request = Request(
             ids,
             session,

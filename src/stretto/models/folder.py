@@ -137,5 +137,7 @@ def _eos_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
     named = read_json_object(generation).get("eos_token_id") if generation.is_file() else None
     if named is None:
         named = config.get("eos_token_id")
-    ids = named if isinstance(named, list) else [named]
-    return tuple(each for each in ids if isinstance(each, int))
+    ids = named if isinstance(named, list) else [] if named is None else [named]
+    if not all(isinstance(each, int) for each in ids):
+        raise ModelUnavailable(f"{folder} has eos_token_id {named!r}, expected whole numbers")
+    return tuple(ids)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import ModelUnavailable
+from stretto.files import parse_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -32,7 +33,7 @@ def read_manifest(folder: Path, *, remedy: str) -> dict[str, Any]:
     """Return the manifest of `folder`; raises `ModelUnavailable`, ending in `remedy`."""
     path = folder / MANIFEST
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
         if content["format"] != FORMAT or not isinstance(content["files"], dict):
             raise ValueError(f"format {content['format']!r}, expected {FORMAT}")
     except (OSError, ValueError, KeyError, TypeError) as error:

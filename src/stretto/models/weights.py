@@ -1,6 +1,5 @@
 """Safetensors files read by their headers alone: no torch, no tensor data."""
 
-import json
 import math
 import struct
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import ModelUnavailable
+from stretto.files import parse_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -55,7 +55,7 @@ def _shards(folder: Path) -> list[Path]:
     named = index.get("weight_map")
     if not isinstance(named, dict) or not named:
         raise ModelUnavailable(f"{folder / INDEX} has no weight_map; download it again")
-    shards = [folder / Path(str(name)).name for name in sorted(set(named.values()))]
+    shards = [folder / Path(name).name for name in sorted(set(map(str, named.values())))]
     for shard in shards:
         if not shard.is_file():
             raise ModelUnavailable(f"{shard} is missing, one of {len(shards)}; download it again")
@@ -74,14 +74,14 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             raise _damaged(path, f"its header claims {header_bytes:,} of {size_bytes:,} bytes")
         header = file.read(header_bytes)
     try:
-        entries = json.loads(header)
+        entries = parse_json(header)
         entries.pop("__metadata__", None)
         tensors = {
             name: StoredTensor(str(entry["dtype"]), tuple(int(n) for n in entry["shape"]))
             for name, entry in entries.items()
         }
         data_bytes = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _damaged(path, "its header is not readable") from error
     expected_bytes = 8 + header_bytes + data_bytes
     if size_bytes != expected_bytes:
@@ -96,7 +96,7 @@ def _damaged(path: Path, reason: str) -> ModelUnavailable:
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in `path`; raises `ModelUnavailable` if it holds anything else."""
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except FileNotFoundError as error:
         raise ModelUnavailable(f"{path} is missing; copy or download it") from error
     except (OSError, ValueError) as error:

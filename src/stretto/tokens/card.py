@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -13,11 +12,12 @@ from tokenizers import Tokenizer
 
 from stretto.dialects import get_dialect
 from stretto.errors import InvalidInput
-from stretto.files import write_atomically
+from stretto.files import parse_json, write_atomically
 from stretto.tokens.control import control_content
 
 CARD = "stretto.json"
 FORMAT: Final = 1
+MAX_ID: Final = 2**31 - 1
 
 
 class ModelCard(BaseModel):
@@ -55,6 +55,8 @@ class ModelCard(BaseModel):
             raise ValueError("two control tokens have the same id")
         if any(i < 0 for i in self.control.values()):
             raise ValueError("a control id is negative")
+        if any(i > MAX_ID for i in self.control.values()):
+            raise ValueError(f"a control id is above {MAX_ID}")
         if self.variant is not None:
             raise ValueError(f"dialect {self.dialect} has no variant {self.variant!r}")
         return self
@@ -67,7 +69,7 @@ class ModelCard(BaseModel):
 
         `settings` are other fields. Raises `InvalidInput` for values that do not fit together.
         """
-        words = {name: tokenizer.id_to_token(i) for name, i in control.items() if i >= 0}
+        words = {name: tokenizer.id_to_token(i) for name, i in control.items() if 0 <= i <= MAX_ID}
         tokens = {name: word for name, word in words.items() if word is not None}
         fields = {"dialect": dialect, "control": dict(control), "tokens": tokens, **settings}
         return cls._checked(fields, "model card")
@@ -80,7 +82,7 @@ class ModelCard(BaseModel):
         """
         path = folder / CARD
         try:
-            content = json.loads(path.read_bytes())
+            content = parse_json(path.read_bytes())
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError) as error:

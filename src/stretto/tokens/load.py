@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from stretto.errors import InvalidInput, ModelUnavailable
+from stretto.files import parse_json
 from stretto.tokens.card import CARD, ModelCard
 from stretto.tokens.control import find_control_tokens
 from stretto.tokens.vocabulary import HFVocabulary
@@ -64,16 +64,21 @@ def read_end_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
         found = _read_json(folder / name).get("eos_token_id")
         if found is not None:
-            return frozenset(found if isinstance(found, list) else [found])
+            ids = found if isinstance(found, list) else [found]
+            if not all(isinstance(i, int) for i in ids):
+                raise InvalidInput(
+                    f"{folder / name} has eos_token_id {found!r}, expected whole numbers"
+                )
+            return frozenset(ids)
     token = _read_json(folder / "tokenizer_config.json").get("eos_token")
     content = token.get("content") if isinstance(token, dict) else token
-    end = None if content is None else tokenizer.token_to_id(content)
+    end = tokenizer.token_to_id(content) if isinstance(content, str) else None
     return frozenset() if end is None else frozenset({end})
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
