@@ -33,6 +33,7 @@ from stretto.engines.hf import HFEngine
 from stretto.errors import PromptTooLong
 from stretto.lm import LM
 from stretto.runtime import events
+from stretto.runtime.memory import RequestMemory
 from stretto.runtime.pool import Pool, PoolError, SlotList
 from stretto.runtime.request import Request, Script
 from stretto.trace import derived_steps
@@ -503,6 +504,20 @@ def test_the_end_of_main_comes_after_its_childrens(pasta: LM) -> None:
     assert ends[2:] == ["main"]
 
 
+def test_a_token_that_begins_where_a_stop_string_cuts_is_cut() -> None:
+    lm = tiny_lm()
+    ids = lm.vocabulary.encode("one END two")
+    starts = [len(lm.vocabulary.decode(ids[:i])) for i in range(len(ids))]
+    at = len("one ")
+    assert at in starts
+    params = SamplingParams(max_tokens=len(ids), stop="END")
+    done = lm.submit("hi", params, script=lambda _, i: ids[i]).finish()
+    num_drawn = done.threads[0].num_tokens
+    assert done.text == "one "
+    assert done.usage.completion_tokens == sum(start < at for start in starts)
+    assert done.usage.cut_tokens == num_drawn - done.usage.completion_tokens > 0
+
+
 def test_a_cap_ends_a_scripted_thread_too(pasta: LM) -> None:
     control = pasta.vocabulary.control
     digit = pasta.vocabulary.encode("2")
@@ -532,6 +547,14 @@ def test_pool_books() -> None:
     b.pages.append(0)
     with pytest.raises(PoolError):
         pool.check_integrity()
+
+
+def test_a_requests_peak_outlives_what_it_gives_back() -> None:
+    memory, pool = RequestMemory(), Pool(10)
+    memory.extend(pool, [{0: 3}])
+    memory.free(pool, [0])
+    memory.extend(pool, [{1: 1}])
+    assert (memory.num_pages, memory.peak_pages) == (1, 3)
 
 
 def test_scripted_helper_is_deterministic() -> None:
