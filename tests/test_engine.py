@@ -65,7 +65,8 @@ def test_what_is_not_known_to_work_is_refused_by_name(changes: dict[str, Any], w
 
 def test_the_canary_notices_attention_that_ignores_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
-    HFEngine(model, 16)
+    cache = HFEngine(model, 16).cache
+    assert not any(tensor.any() for tensor in (*cache.keys, *cache.values))
 
     def deaf(self: HFEngine, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return torch.ones_like(mask)[None, None]

@@ -504,6 +504,31 @@ def test_the_end_of_main_comes_after_its_childrens(pasta: LM) -> None:
     assert ends[2:] == ["main"]
 
 
+def test_an_event_has_the_step_and_the_log_probability_of_the_draw(pasta: LM) -> None:
+    """Also where a wait held the token back: the sync is drawn at step 6 and placed later. The
+    child draws an end, for which its `</async>` is injected."""
+    script, async_end = promises_script(pasta, (12,)), pasta.vocabulary.control["async_end"]
+    end = next(iter(pasta.vocabulary.end_ids))
+
+    def ending(thread: str, index: int) -> int | None:
+        token = script(thread, index)
+        return end if token == async_end else token
+
+    stream, _ = decode(pasta, ending)
+    for name, thread in stream.request.recorder.threads.items():
+        segments = [stream.request.recorder.segments[h] for h in thread.segments]
+        steps = [s for seg in segments if seg.role != "prompt" for s in seg.steps]
+        tokens = [
+            e for e in stream.request.log.events if isinstance(e, events.Token) and e.thread == name
+        ]
+        drawn = [e.origin == "sampled" for e in tokens]
+        assert [e.step if d else None for e, d in zip(tokens, drawn, strict=True)] == steps
+        assert [e.logprob is not None for e in tokens] == drawn
+        if name == "main":
+            assert tokens[5].token == pasta.vocabulary.control["sync"]
+            assert tokens[5].step == 6 < tokens[6].step - 1
+
+
 def test_a_token_that_begins_where_a_stop_string_cuts_is_cut() -> None:
     lm = tiny_lm()
     ids = lm.vocabulary.encode("one END two")
