@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+import signal
+import subprocess
 from functools import cache
 from typing import Any
 
@@ -48,6 +51,23 @@ def tiny_model(kind: str, **changes: Any) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return model_class(config).eval()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c_is_heard() -> None:
+    """A test run in the background may have inherited an ignored SIGINT, and so would its
+    subprocesses."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def cpu_seconds(command: list[str]) -> float:
+    """User and system time of a command that must succeed: what it takes on an idle machine,
+    also when other tests run beside it."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @pytest.fixture(params=["llama", "qwen2", "qwen3"])
