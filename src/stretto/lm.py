@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -180,7 +181,7 @@ class LM:
 
     # -- prompts -------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def banned(self) -> NDArray[np.bool_] | None:
         """Ids that plain decoding must not draw: control tokens and rows without a token."""
         import numpy as np

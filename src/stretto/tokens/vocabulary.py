@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -95,7 +96,7 @@ class HFVocabulary:
         """Rows of the output head; every id is below it."""
         return self._size
 
-    @property
+    @cached_property
     def spare_ids(self) -> frozenset[int]:
         """Ids below `size` that no token has, control tokens aside: never to be drawn."""
         return frozenset(range(self._size)) - self._known
