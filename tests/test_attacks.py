@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -18,7 +20,8 @@ from tiny_lms import tiny_lm, tiny_tokenizer
 
 import stretto
 from stretto import LM, SamplingParams
-from stretto.cli import main
+from stretto.cli import main, output
+from stretto.cli.answer import PlainView
 from stretto.errors import InvalidInput, ModelUnavailable, PromptTooLong
 from stretto.lm import Stream
 from stretto.tokens import ModelCard
@@ -279,3 +282,40 @@ def test_a_card_with_an_id_that_no_tokenizer_can_have() -> None:
     control = tiny_lm("pasta").card.control
     with pytest.raises(InvalidInput, match="above 2147483647"):
         ModelCard.describe("pasta", {**control, "sync": 10**30}, tiny_tokenizer().backend_tokenizer)
+
+
+def test_closed_and_full_streams_change_no_status(saved: Path) -> None:
+    """A closed stderr gets its number back before a file does; no message is worth a failure."""
+    command = f"{sys.executable} -m stretto run hi --model {saved} --max-tokens 4 --offline"
+    ends = {"2>&-": 0, "2>/dev/full": 0, "<&- >&- 2>&-": 0, "--method zzz 2>/dev/full": 2}
+    for end, expected in ends.items():
+        done = subprocess.run(f"{command} {end}", shell=True, stdout=subprocess.PIPE, check=False)
+        assert done.returncode == expected
+        assert bool(done.stdout) == (expected == 0 and ">&- " not in end)
+
+
+def test_a_size_of_zero_hides_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setenv("LINES", "0")
+    example = Path(__file__).parents[1] / "examples" / "tea.txt"
+    assert main(["trace", "show", "--dialect", "pasta", str(example)]) == 0
+    assert "who sees whom" in capsys.readouterr().out
+
+
+def test_what_is_written_cannot_steer_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    text = "a\x1b[31m\x9b2J\x7f\tb\n"
+    view = PlainView((), is_terminal=True)
+    view.finish(text)
+    output.write_json({"text": text})
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    output.write_line("model\x1b[31m\udcff")
+    shown = capsysbinary.readouterr().out
+    assert shown.splitlines()[0] == rb"a\x1b[31m\x9b2J\x7f" + b"\tb"
+    assert not set(shown) & {0x1B, 0x7F}
+    assert b"\xc2\x9b" not in shown
+    assert json.loads(shown.splitlines()[1]) == {"text": text}
+    assert shown.splitlines()[2] == rb"model\x1b[31m" + b"\xff"

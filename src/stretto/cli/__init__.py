@@ -53,9 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 done, 1 failed, 2 asked for wrongly, 3 some items failed, 130 interrupted. An error that a
     user can do something about is one line on stderr; any other keeps its traceback.
     """
-    from stretto.cli.output import say
+    from stretto.cli.output import forget_empty_size, open_streams, say
     from stretto.errors import StrettoError
 
+    open_streams()
+    forget_empty_size()
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="stretto", standalone_mode=False)

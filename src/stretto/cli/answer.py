@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from stretto.cli.output import (
+    escaped,
     interruptible,
     is_live,
     json_bytes,
@@ -67,11 +68,13 @@ class SilentView:
 class PlainView(SilentView):
     """Writes settled text to stdout as it comes, in document order.
 
-    An end that may be the beginning of a stop string is held back, since it may be cut off.
+    An end that may be the beginning of a stop string is held back, since it may be cut off. On a
+    terminal, control characters are escaped.
     """
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: Sequence[str], *, is_terminal: bool = False) -> None:
         self._stop = stop
+        self._is_terminal = is_terminal
         self._num_written = 0
 
     def update(self, events: Sequence[Event], text: str) -> None:
@@ -82,7 +85,8 @@ class PlainView(SilentView):
 
     def _write(self, text: str) -> None:
         if len(text) > self._num_written:
-            write_text(text[self._num_written :])
+            fresh = text[self._num_written :]
+            write_text(escaped(fresh) if self._is_terminal else fresh)
             self._num_written = len(text)
 
 
@@ -239,7 +243,9 @@ def view_for(lm: LM, job: Job) -> View:
             model=lm.name,
             prints_answer=not job.as_json,
         )
-    return SilentView() if job.as_json else PlainView(job.params.stop)
+    if job.as_json:
+        return SilentView()
+    return PlainView(job.params.stop, is_terminal=sys.stdout is not None and sys.stdout.isatty())
 
 
 def _keep(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stretto.cli.output import say, write_json, write_line
 from stretto.models.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def pull(name: Name = DEFAULT_MODEL) -> None:
     """Fetch a model, convert it if needed, and print its folder. Damaged copies are rebuilt."""
     from stretto import models
 
-    typer.echo(models.pull(name).path)
+    write_line(str(models.pull(name).path))
 
 
 @app.command()
@@ -33,11 +34,11 @@ def info(name: Name = DEFAULT_MODEL, as_json: AsJson = False, verify: Verify = F
 
     facts = _facts(models.resolve(name, offline=True), hashed=verify)
     if as_json:
-        typer.echo(json.dumps(facts))
+        write_json(facts)
         return
     for key, value in facts.items():
         shown = f"{value:,}" if isinstance(value, int) else json.dumps(value).strip('"')
-        typer.echo(f"{key:<15} {shown}")
+        write_line(f"{key:<15} {shown}")
 
 
 def _facts(model: "ResolvedModel", *, hashed: bool) -> dict[str, Any]:
@@ -63,10 +64,10 @@ def list_models(as_json: AsJson = False) -> None:
 
     found = cached_models()
     if as_json:
-        typer.echo(json.dumps([{**asdict(model), "path": str(model.path)} for model in found]))
+        write_json([{**asdict(model), "path": str(model.path)} for model in found])
         return
     if not found:
-        typer.echo(f"no models in {models_root()}; `stretto model pull` fetches one", err=True)
+        say(f"no models in {models_root()}; `stretto model pull` fetches one")
     for model in found:
         state = f"{model.size_bytes / 1e6:.0f} MB" if model.problem is None else model.problem
-        typer.echo(f"{model.name}\t{state}\t{model.path}")
+        write_line(f"{model.name}\t{state}\t{model.path}")

@@ -4,22 +4,53 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from stretto.errors import InvalidInput, StrettoError
 from stretto.files import write_atomically
 
+STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters but line feed and tab. (JSON has those below the space escaped anyway.)"""
+
+
+def open_streams() -> None:
+    """Gives streams that came closed to the null device, before a file gets their numbers: what
+    libraries write to stderr must not end up in a model."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)
+            except OSError:
+                os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def forget_empty_size() -> None:
+    """COLUMNS=0, as some containers have it, means that the size is not known; rich would print
+    nothing at all."""
+    for name in ("COLUMNS", "LINES"):
+        if not os.environ.get(name, "").strip("0"):
+            os.environ.pop(name, None)
+
 
 def write_text(text: str) -> None:
     """Writes to stdout at once, as UTF-8. What stdout refuses is left for `main` to tell."""
     write_bytes(text.encode("utf-8", errors="replace"))
+
+
+def write_line(text: str) -> None:
+    """Writes a line to stdout, names of files in it as they are; on a terminal, without control
+    characters."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    write_bytes(os.fsencode((escaped(text) if is_terminal else text) + "\n"))
 
 
 def write_json(value: Any) -> None:
@@ -28,8 +59,10 @@ def write_json(value: Any) -> None:
 
 
 def json_bytes(value: Any) -> bytes:
-    """A value as one line of UTF-8 JSON; lone surrogates (odd file names) stay escaped."""
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+    """A value as one line of UTF-8 JSON; lone surrogates (odd file names) and what steers a
+    terminal stay escaped."""
+    text = STEERING.sub(lambda c: f"\\u{ord(c[0]):04x}", json.dumps(value, ensure_ascii=False))
+    return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def write_bytes(data: bytes) -> None:
@@ -41,9 +74,10 @@ def write_bytes(data: bytes) -> None:
 
 
 def say(message: str) -> None:
-    """One line for people, on stderr."""
+    """One line for people, on stderr. Where that cannot be written, nobody reads it."""
     if sys.stderr is not None:
-        print(one_line(message), file=sys.stderr, flush=True)
+        with suppress(OSError):
+            print(one_line(message), file=sys.stderr, flush=True)
 
 
 def one_line(message: str) -> str:
@@ -55,11 +89,7 @@ def escaped(text: str) -> str:
     """Text that cannot steer a terminal: control characters but line feed and tab as escapes."""
     if text.isprintable():
         return text
-    return "".join(ascii(c)[1:-1] if _steers(c) else c for c in text)
-
-
-def _steers(c: str) -> bool:
-    return c not in "\n\t" and (c < " " or "\x7f" <= c <= "\x9f")
+    return STEERING.sub(lambda c: ascii(c[0])[1:-1], text)
 
 
 def is_live(stream: Any) -> bool:

@@ -39,6 +39,7 @@ def show(
     Exits with 0 whatever the issues in the text.
     """
     from stretto.cli.inputs import check_utf8, read_text
+    from stretto.cli.output import write_json
     from stretto.dialects import get_dialect
 
     chosen = get_dialect(dialect)
@@ -49,10 +50,7 @@ def show(
     _check_size(text)
     parsed = chosen.parse_text(text, vocabulary, settings, prompt)
     if as_json:
-        import json
-
-        described = json.dumps(describe(dialect, parsed, vocabulary), ensure_ascii=False)
-        typer.echo(described.encode() + b"\n", nl=False)
+        write_json(describe(dialect, parsed, vocabulary))
         return
     from stretto.cli.trace_view import print_view
 

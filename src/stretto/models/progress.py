@@ -23,7 +23,9 @@ def shown_on_stderr() -> Iterator[Report]:
 
     Nothing is written before the first report. rich honours NO_COLOR by itself.
     """
-    if sys.stderr.isatty():
+    if sys.stderr is None:
+        yield silent
+    elif sys.stderr.isatty():
         with _bars() as report:
             yield report
     else:
@@ -37,7 +39,7 @@ def _bars() -> Iterator[Report]:
 
     tasks: dict[str, TaskID] = {}
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
