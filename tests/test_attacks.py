@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -319,3 +319,20 @@ def test_what_is_written_cannot_steer_a_terminal(
     assert b"\xc2\x9b" not in shown
     assert json.loads(shown.splitlines()[1]) == {"text": text}
     assert shown.splitlines()[2] == rb"model\x1b[31m" + b"\xff"
+
+
+def test_an_endless_annotated_text_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "show", "--dialect", "pasta", "/dev/zero"]) == 2
+    assert "'/dev/zero' is larger than 67,108,864 bytes; shorten it" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_command_line_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stretto import __main__
+
+    monkeypatch.setitem(sys.modules, "stretto.cli", Interrupting("stretto.cli"))
+    assert __main__.main() == 130
+
+
+class Interrupting(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        raise KeyboardInterrupt

@@ -1,7 +1,17 @@
-"""`python -m stretto`: the command line."""
+"""`stretto` and `python -m stretto`: the command line."""
 
 import sys
 
-from stretto.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Runs the command line; Ctrl-C is no traceback even while it is still being imported."""
+    try:
+        from stretto.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -43,7 +43,7 @@ def check_utf8(where: str, text: str) -> None:
         raise InvalidInput(f"{where} {text[:40]!a} is not UTF-8; give it as UTF-8") from None
 
 
-def read_text(file: str, max_bytes: int | None = None) -> str:
+def read_text(file: str, max_bytes: int) -> str:
     """The text of a file, or of standard input (`-`), line ends untouched.
 
     Raises `InvalidInput` if it cannot be read, is longer than `max_bytes` or is not UTF-8.
@@ -54,7 +54,7 @@ def read_text(file: str, max_bytes: int | None = None) -> str:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InvalidInput(f"cannot read {where} ({reason}); give a text file, or -") from None
-    if max_bytes is not None and len(data) > max_bytes:
+    if len(data) > max_bytes:
         raise InvalidInput(f"{where} is larger than {max_bytes:,} bytes; shorten it")
     try:
         return data.decode("utf-8", errors="strict")
@@ -72,9 +72,9 @@ def _read_prompt(file: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _read_bytes(file: str, max_bytes: int | None) -> bytes:
+def _read_bytes(file: str, max_bytes: int) -> bytes:
     """The file's bytes; of one longer than `max_bytes`, only as many as show that."""
-    limit = -1 if max_bytes is None else max_bytes + 1
+    limit = max_bytes + 1
     if file == STDIN:
         if sys.stdin is None:
             return b""

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from stretto.dialects.pasta import PastaSettings
 
 MAX_TAGS = 5000
+MAX_BYTES = 64 << 20
+"""A device or a wrong file ends here, and not where memory does."""
 
 app = typer.Typer(no_args_is_help=True, help="Look at what an annotated text means.")
 
@@ -46,7 +48,7 @@ def show(
     settings = _settings(policy, unit, fixed_length)
     check_utf8("--prompt", prompt)
     vocabulary = _vocabulary(tokenizer, chosen.control_forms)
-    text = read_text(file)
+    text = read_text(file, MAX_BYTES)
     _check_size(text)
     parsed = chosen.parse_text(text, vocabulary, settings, prompt)
     if as_json:
