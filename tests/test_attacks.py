@@ -336,3 +336,16 @@ def test_ctrl_c_while_the_command_line_is_imported(monkeypatch: pytest.MonkeyPat
 class Interrupting(ModuleType):
     def __getattr__(self, name: str) -> Any:
         raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("root", ["~nobody-of-this-name/x", "a" * 300, "/dev/null", "/dev/zero/x"])
+def test_a_cache_folder_that_cannot_be(
+    root: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STRETTO_CACHE", root)
+    assert main(["model", "list"]) == (2 if root == "a" * 300 else 0)
+    assert main(["model", "info"]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert len(err.splitlines()) == 2
+    assert "Traceback" not in err

@@ -271,6 +271,11 @@ def test_wheel_of_another_hash_is_never_opened(copied, monkeypatch):
     assert nothing_is_left()
 
 
+def manifest_of(files):
+    content = json.dumps({"format": 1, "name": "x", "files": files})
+    return lambda folder: (folder / "manifest.json").write_text(content)
+
+
 def damage(path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -284,6 +289,12 @@ def damage(path):
         (lambda folder: os.truncate(folder / "model.safetensors", 999), "999 bytes long, expected"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "is missing, expected"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "is missing or damaged"),
+        (manifest_of([]), "is missing or damaged"),
+        (manifest_of({}), "files are not names"),
+        (manifest_of({"config.json": 5}), "files are not names"),
+        (manifest_of({"config.json": {}}), "files are not names"),
+        (manifest_of({"config.json": {"size_bytes": "x", "sha256": "x"}}), "files are not names"),
+        (manifest_of({"../a": {"size_bytes": 1, "sha256": "x"}}), "files are not names"),
     ],
 )
 def test_damaged_cache_is_refused_and_pull_repairs_it(copied, hurt, expected):

@@ -24,7 +24,7 @@ def cache_root() -> Path:
     """Return the cache folder: $STRETTO_CACHE, else `stretto` in the platform's user cache."""
     own = os.environ.get("STRETTO_CACHE")
     if own:
-        return Path(own).expanduser()
+        return Path(os.path.expanduser(own))  # leaves an unknown ~user as it is
     variable = "LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME"
     base = os.environ.get(variable)
     return (Path(base) if base else Path.home() / ".cache") / "stretto"

@@ -19,12 +19,20 @@ class CachedModel:
 
 
 def cached_models() -> list[CachedModel]:
-    """Return the converted models in the cache by folder name; scratch folders are left out."""
+    """Return the converted models in the cache by folder name; scratch folders are left out.
+
+    Raises `ModelUnavailable` for a cache that cannot be read.
+    """
     root = models_root()
-    if not root.is_dir():
+    try:
+        found = [path for path in root.iterdir() if path.is_dir() and path.name[0] != "."]
+        return [_described(folder) for folder in sorted(found)]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    folders = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    return [_described(folder) for folder in sorted(folders)]
+    except OSError as error:
+        raise ModelUnavailable(
+            f"cannot read {error.filename}: {error.strerror}; point STRETTO_CACHE to another folder"
+        ) from None
 
 
 def _described(folder: Path) -> CachedModel:

@@ -34,11 +34,23 @@ def read_manifest(folder: Path, *, remedy: str) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         content = parse_json(path.read_bytes())
-        if content["format"] != FORMAT or not isinstance(content["files"], dict):
+        if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}, expected {FORMAT}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        files = content["files"].items()
+        if not files or not all(_is_entry(name, known) for name, known in files):
+            raise ValueError("its files are not names with sizes and hashes")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelUnavailable(f"{path} is missing or damaged ({error}); {remedy}") from error
     return dict(content)
+
+
+def _is_entry(name: str, known: Any) -> bool:
+    return (
+        Path(name).name == name
+        and isinstance(known, dict)
+        and isinstance(known.get("size_bytes"), int)
+        and isinstance(known.get("sha256"), str)
+    )
 
 
 def verify_manifest(folder: Path, *, pull_name: str, hashes: bool = True) -> None:
