@@ -342,6 +342,18 @@ def test_disk_that_fills_up_midway(copied, monkeypatch, step, error):
     assert nothing_is_left()
 
 
+def test_file_that_may_not_grow_so_large(copied, monkeypatch):
+    def convert(*_, **__):
+        raise SafetensorError("Error while serializing: I/O error: File too large (os error 27)")
+
+    from safetensors import SafetensorError
+
+    monkeypatch.setattr("stretto.models.gguf.convert", convert)
+    with pytest.raises(ModelUnavailable, match=r"cannot write .*File too large .*STRETTO_CACHE"):
+        embedded.pull(silent)
+    assert nothing_is_left()
+
+
 def test_cache_that_cannot_be_made(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("STRETTO_CACHE", str(tmp_path / "file"))

@@ -7,6 +7,7 @@ belongs to nobody and is removed.
 
 import errno
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -134,14 +135,19 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _is_disk_full(error: Exception) -> bool:
-    """Tell a full disk apart; safetensors and tokenizers have it in the text of their errors."""
-    if isinstance(error, OSError):
-        return error.errno in DISK_FULL
-    return f"(os error {errno.ENOSPC})" in str(error)
+    return _errno(error) in DISK_FULL
 
 
 def _is_disk_error(error: Exception) -> bool:
-    return isinstance(error, OSError) or _is_disk_full(error)
+    return isinstance(error, OSError) or _errno(error) is not None
+
+
+def _errno(error: Exception) -> int | None:
+    """The system's number; safetensors and tokenizers have it in the text of their errors."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else None
 
 
 def _disk_error(final: Path, error: Exception, needed_bytes: int) -> ModelUnavailable:
