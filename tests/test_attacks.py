@@ -103,7 +103,7 @@ def test_text_may_be_read_while_another_thread_decodes() -> None:
     sys.setswitchinterval(1e-6)
     try:
         for seed in range(2):
-            params = SamplingParams(max_tokens=200, temperature=1.0, seed=seed, stop=("zzz",))
+            params = SamplingParams(max_tokens=80, temperature=1.0, seed=seed, stop=("zzz",))
             stream = lm.submit("hello", params)
             readers = [threading.Thread(target=read, args=(stream,)) for _ in range(3)]
             for reader in readers:
