@@ -60,7 +60,7 @@ class Unfed:
 
 @dataclass(slots=True, eq=False)
 class OpenThread:
-    """A thread under way. `sees` are the segments its next token sees besides `own`."""
+    """A thread under way. `bits` are the segments its next token sees besides `own`."""
 
     name: str
     parent: str | None
@@ -70,8 +70,7 @@ class OpenThread:
     own: OpenSegment
     cap: int | None = None
     joins: bool = True
-    sees: dict[int, None] = field(default_factory=dict)
-    bits: int = 0  # `sees` as bits
+    bits: int = 0  # handles as bits
     segments: list[int] = field(default_factory=list)
     changes: list[ViewChange] = field(default_factory=list)
     unfed: list[Unfed] = field(default_factory=list)
@@ -80,6 +79,11 @@ class OpenThread:
     num_drawn: int = 0
     num_tentative: int = 0
     finish_reason: str | None = None
+
+    @property
+    def sees(self) -> IdSet:
+        """Handles of the segments its next token sees besides `own`; none once it is closed."""
+        return IdSet(bits=self.bits)
 
     @property
     def is_open(self) -> bool:
@@ -174,7 +178,6 @@ class Recorder:
     def cut(self, thread: OpenThread, effect: Cut) -> None:
         if thread.own.tokens:
             old, new = thread.own, self._new_segment(thread.name, thread.role)
-            thread.sees[old.handle] = None
             thread.bits |= 1 << old.handle
             self._log(thread, "cut", old.handle)
             thread.own = new
@@ -199,8 +202,9 @@ class Recorder:
         )  # fmt: skip
         self.threads[effect.child] = child
         forked_at.children.append(effect.child)
+        child.bits = parent.bits
         for handle in parent.sees:
-            self._see(child, handle)
+            self._comes_into_view(child, handle)
         self._adopt(child, own)
         num_markup = len(effect.inject) if effect.inject_markup is None else effect.inject_markup
         for i, token in enumerate(effect.inject):
@@ -223,7 +227,6 @@ class Recorder:
         if handle == thread.own.handle or handle not in thread.sees:
             raise ValueError(f"thread {thread.name!r} evicts segment {handle}, which it cannot see")
         self.cut(thread, Cut())
-        del thread.sees[handle]
         thread.bits &= ~(1 << handle)
         self._log(thread, "hide", handle)
         self._let_go(thread, handle)
@@ -235,13 +238,14 @@ class Recorder:
         thread.finish_reason = reason
         parent = self.threads[thread.parent] if thread.parent is not None else None
         if parent is not None and parent.is_open and thread.joins:
-            kept = [h for h in thread.segments if h in thread.sees or h == thread.own.handle]
+            sees = thread.sees
+            kept = [h for h in thread.segments if h in sees or h == thread.own.handle]
             parent.claims[thread.name] = kept
             for handle in kept:
                 self.segments[handle].viewers += 1
         for handle in [*thread.sees, thread.own.handle]:
             self._let_go(thread, handle)
-        thread.sees.clear()
+        thread.bits = 0
         for handles in thread.claims.values():
             for handle in handles:
                 self._drop_viewer(handle)
@@ -335,11 +339,12 @@ class Recorder:
         own.viewers += 1
 
     def _see(self, thread: OpenThread, handle: int) -> None:
-        if handle in thread.sees:
-            return
+        if not thread.bits >> handle & 1:
+            thread.bits |= 1 << handle
+            self._comes_into_view(thread, handle)
+
+    def _comes_into_view(self, thread: OpenThread, handle: int) -> None:
         segment = self.segments[handle]
-        thread.sees[handle] = None
-        thread.bits |= 1 << handle
         segment.viewers += 1
         change = segment.seen or ("see", handle)
         segment.seen = change  # one object for all views: a long answer logs it very often

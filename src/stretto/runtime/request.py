@@ -326,7 +326,7 @@ class Request:
 
     def _check_end(self, is_short: bool) -> None:
         threads = self.recorder.threads.values()
-        if self.params.stop and self._find_stop():
+        if self.params.stop and self._settle_to_stop():
             self._cut_off("stop")
             self._finish("stop")
         elif not any(t.is_open for t in threads):
@@ -335,14 +335,18 @@ class Request:
             self._cut_off("length")
             self._finish("length")
 
-    def _find_stop(self) -> bool:
-        longest = max(len(s) for s in self.params.stop)
+    def _settle_to_stop(self) -> bool:
+        """Reads on as far as the text is settled; whether a stop string now cuts it."""
+        longest = max(map(len, self.params.stop))
         start = max(0, len(self.document.text) - longest + 1)
         self.document.settle()
+        return self._find_stop(start)
+
+    def _find_stop(self, start: int) -> bool:
+        """Whether a stop string stands in the settled text from `start` on; the first one cuts."""
         places = [self.document.text.find(s, start) for s in self.params.stop]
         found = [p for p in places if p >= 0]
-        if found:
-            self._cut = min(found)
+        self._cut = min(found, default=None)
         return bool(found)
 
     def _cut_off(self, reason: str) -> None:
@@ -359,17 +363,11 @@ class Request:
 
     def _finish(self, reason: str) -> None:
         self.document.settle()
-        if reason in ("stop", "length") and self._cut is None and self._find_stop_late():
+        # The end has settled the rest of the text, which may hold a stop string too.
+        if reason in ("stop", "length") and self._cut is None and self._find_stop(0):
             reason = "stop"
         self.finish_reason = reason
         self.timing.finished = time.perf_counter()
-
-    def _find_stop_late(self) -> bool:
-        """The end has settled the rest of the text, which may hold a stop string too."""
-        places = [self.document.text.find(s) for s in self.params.stop]
-        found = [p for p in places if p >= 0]
-        self._cut = min(found) if found else None
-        return bool(found)
 
     def _free_released(self, pool: Pool) -> None:
         released = self.recorder.take_released()
