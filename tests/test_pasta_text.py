@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stretto.dialects import get_dialect
@@ -264,6 +264,7 @@ def test_ids_in_document_order_mean_the_same(text: str, how: PastaSettings) -> N
 @settings(deadline=None)
 @given(st.text())
 def test_text_without_tags_is_itself(text: str) -> None:
+    assume(not list(text_tags(text, 10)))  # a string that the package itself holds may be drawn
     assert parse(text).text == text
 
 
