@@ -152,7 +152,7 @@ def _load(settings: dict[str, Any]) -> LM:
 
 
 def _run(lm: LM, prompt: str, settings: dict[str, Any]) -> dict[str, Any]:
-    from stretto.lm import compare
+    from stretto.comparison import compare
     from stretto.params import SamplingParams
 
     params = SamplingParams(max_tokens=settings["max_tokens"])

@@ -23,7 +23,7 @@ from stretto import LM, SamplingParams
 from stretto.cli import main, output
 from stretto.cli.answer import PlainView
 from stretto.errors import InvalidInput, ModelUnavailable, PromptTooLong
-from stretto.lm import Stream
+from stretto.stream import Stream
 from stretto.tokens import ModelCard
 
 PACKAGE = str(Path(stretto.__file__).parent)

@@ -237,7 +237,8 @@ def test_the_reference_has_every_verb_and_option(verb: str) -> None:
 
 
 def test_the_docs_speak_of_the_project_alone() -> None:
-    unwanted = re.compile(r"/work/|/root/|\bhelpers?\b|\bissues show\b|shared/", re.IGNORECASE)
+    absolute = r"(?<![\w.~:/<-])/(?!dev/)\w+/|/root/"
+    unwanted = re.compile(rf"{absolute}|\bhelpers?\b|\bissues show\b|shared/", re.IGNORECASE)
     for page in PAGES:
         assert unwanted.findall(page.read_text(encoding="utf-8")) == [], page.name
 

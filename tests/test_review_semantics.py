@@ -70,7 +70,15 @@ def answers(seed: int) -> list[tuple[Request, Completion, PastaSettings]]:
 
 def _completion(request: Request, page: int) -> Completion:
     annotated, issues = request.session.annotated(request.recorder) or ("", ())
-    return complete(request, "pasta", "stub", "stub", page, annotated, issues)
+    return complete(
+        request,
+        method="pasta",
+        model="stub",
+        engine="stub",
+        page_size=page,
+        annotated=annotated,
+        issues=issues,
+    )
 
 
 def shape(trace: Trace, *, exact: bool) -> list[tuple[object, ...]]:

@@ -6,17 +6,19 @@ Names are loaded when they are first used, so importing the package costs nothin
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stretto.comparison import compare
     from stretto.completion import Completion
-    from stretto.lm import LM, Stream, compare
+    from stretto.lm import LM
     from stretto.params import SamplingParams
+    from stretto.stream import Stream
     from stretto.trace import Segment, Trace, visible
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "LM": "stretto.lm",
-    "Stream": "stretto.lm",
-    "compare": "stretto.lm",
+    "Stream": "stretto.stream",
+    "compare": "stretto.comparison",
     "Completion": "stretto.completion",
     "SamplingParams": "stretto.params",
     "Segment": "stretto.trace",

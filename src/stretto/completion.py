@@ -126,8 +126,9 @@ class Completion:
         return replace(self, speedup=speedup)
 
 
-def complete(  # noqa: PLR0917
+def complete(
     request: Request,
+    *,
     method: str,
     model: str,
     engine: str,

@@ -5,26 +5,24 @@ from __future__ import annotations
 import secrets
 import shutil
 import threading
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from stretto.completion import Completion, complete
 from stretto.dialects import get_dialect
-from stretto.errors import InvalidInput, PromptTooLong, StrettoError, Unsupported
+from stretto.errors import InvalidInput, PromptTooLong, Unsupported
 from stretto.methods import AUTO, get_method
 from stretto.params import SamplingParams, check_int
+from stretto.stream import Stream
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from stretto.completion import Completion
     from stretto.dialects.base import Session
     from stretto.engines.base import Engine
-    from stretto.runtime.events import Event
     from stretto.runtime.request import Request, Script
     from stretto.tokens import HFVocabulary, ModelCard
 
@@ -337,112 +335,6 @@ class LM:
             return request.text
 
 
-class Stream:
-    """The events of one request as they happen; decoding goes on while it is iterated.
-
-    `close` (also at the end of a `with` block, or when the iterator is dropped) cancels what is
-    not finished and frees its slots at once; a stream that is dropped unclosed is cancelled by the
-    model's next pass.
-    """
-
-    def __init__(self, lm: LM, request: Request, method: str) -> None:
-        weakref.finalize(self, setattr, request, "is_abandoned", True).atexit = False
-        self._lm = lm
-        self.request = request
-        self._method = method
-        self._completion: Completion | None = None
-
-    def __iter__(self) -> Iterator[Event]:
-        from stretto.runtime.events import Done, Failed, Usage
-
-        request = self.request
-        try:
-            while not request.is_done:
-                self._lm.step(request)
-                yield from request.log.take()
-        finally:
-            self.close()
-        yield from request.log.take()
-        if request.error is not None:
-            yield Failed(request.error)
-        yield Usage(asdict(self.completion.usage))
-        yield Done(request.text, request.finish_reason or "error")
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def text(self) -> str:
-        """The settled text so far, in document order. Waits for a pass that is under way."""
-        return self._lm.text_of(self.request)
-
-    @property
-    def completion(self) -> Completion:
-        """The answer. Raises `ValueError` before the request is done."""
-        if self._completion is None:
-            self._completion = self._complete()
-        return self._completion
-
-    def finish(self) -> Completion:
-        """Decodes to the end and returns the answer. Raises if the request failed."""
-        while not self.request.is_done:
-            self._lm.step(self.request)
-        if self.request.error is not None:
-            raise StrettoError(f"decoding failed: {self.request.error}")
-        return self.completion
-
-    def close(self) -> None:
-        """Cancels the request if it is not done. What it has written so far stays readable."""
-        if not self.request.is_done:
-            self._lm.cancel(self.request)
-
-    def _complete(self) -> Completion:
-        lm, request = self._lm, self.request
-        annotated, issues = request.session.annotated(request.recorder) or (request.text, ())
-        return complete(
-            request,
-            self._method,
-            lm.name,
-            lm.engine.name,
-            lm.scheduler.pool.page_size,
-            annotated,
-            issues,
-        )
-
-
-def compare(
-    lm: LM, prompt: Prompt, params: SamplingParams, *, method: str = AUTO, raw: bool = False,
-    pairs: int = 1,
-) -> tuple[Completion, Completion]:  # fmt: skip
-    """Answers a prompt by a method and by plain decoding of the same weights, alternating.
-
-    Both are run once unmeasured, then `pairs` times each, the other one first in every other pair.
-    Returns the last completion of each; the method's has `theoretical` and `realized`, the latter
-    the median over pairs.
-    """
-    import statistics
-
-    check_int("pairs", pairs, 1)
-    methods = (method, "sequential")
-    ratios = []
-    for pair in range(pairs + 1):
-        answers: dict[int, Completion] = {}
-        for side in (0, 1) if pair % 2 == 0 else (1, 0):
-            (answers[side],) = lm.generate(prompt, params, method=methods[side], raw=raw)
-        ours, baseline = answers[0], answers[1]
-        ratios.append(_ratio(baseline.timing.decode_s, ours.timing.decode_s))
-    baseline_tokens = sum(thread.num_tokens for thread in baseline.threads)
-    theoretical = _ratio(baseline_tokens, ours.usage.sequential_steps)
-    return ours.compared(theoretical, statistics.median(ratios[1:])), baseline
-
-
-def _ratio(a: float, b: float) -> float:
-    return a / b if b > 0 else 0.0
-
-
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts from one prompt or several."""
     if isinstance(prompts, str):
@@ -462,6 +354,3 @@ def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
         ids.add(tokenizer.eos_token_id)
     size = model.get_output_embeddings().weight.shape[0]
     return frozenset(i for i in ids if 0 <= i < size)
-
-
-__all__ = ["LM", "Completion", "Prompt", "Stream", "compare"]

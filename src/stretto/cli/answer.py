@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stretto.cli.output import (
     escaped,
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stretto.completion import Completion
-    from stretto.lm import LM, Prompt, Stream
+    from stretto.lm import LM, Prompt
     from stretto.params import SamplingParams
     from stretto.runtime.events import Event
+    from stretto.stream import Stream
 
 INTERRUPTED = 130
 
@@ -217,14 +218,12 @@ def answer(lm: LM, job: Job) -> int:
 
 
 def _compare(player: Player, job: Job) -> tuple[Completion, Completion]:
-    from stretto.lm import compare
+    from stretto.comparison import compare
 
     if not job.quiet and is_live(sys.stderr):
         runs = f"{job.pairs} measured {'pair' if job.pairs == 1 else 'pairs'}"
         say(f"comparing with sequential decoding: each once to warm up, then {runs}")
-    return compare(
-        cast("LM", player), job.prompt, job.params, method=job.method, raw=job.raw, pairs=job.pairs
-    )
+    return compare(player, job.prompt, job.params, method=job.method, raw=job.raw, pairs=job.pairs)
 
 
 def view_for(lm: LM, job: Job) -> View:
