@@ -16,11 +16,12 @@ from stubs import StubEngine
 
 from stretto.bench import forks, report, step
 from stretto.bench.bookkeeping import count_bookkeeping
-from stretto.bench.machine import describe_machine, read_bandwidth
+from stretto.bench.machine import describe_machine, matmul_dtype, matmul_peak, read_bandwidth
 from stretto.bench.pairs import bootstrap_median, rounded, run_pair
 from stretto.bench.program import (
     ForkProgram,
     Target,
+    Work,
     child_name,
     drawn_tokens,
     last_step,
@@ -128,12 +129,38 @@ def test_rows_of_step(tiny_target: Target) -> None:
     assert [(row["context"], row["rows"]) for row in rows] == [(2, 1), (2, 3), (20, 1), (20, 3)]
     for row in rows:
         assert 0 < row["low"] <= row["ratio"] <= row["high"]
+        assert 0 < row["step_low"] <= row["step_ratio"] <= row["step_high"]
         assert 0 < row["pass_ms"] < row["step_ms"]
         assert 0 < row["scheduler_share"] < 1
     assert len(records) == 4 * 3 * 2
-    shared = step.with_bandwidth(rows, tiny_target.weight_bytes, 1e9)
-    assert shared[0]["bandwidth_share"] == pytest.approx(1e-3 / rows[0]["pass_ms"], rel=1e-3)
-    assert step.with_bandwidth(rows, None, 1e9)[0]["bandwidth_share"] is None
+    work = Work(linear_weights=500, attention_width=10)
+    full = step.with_rooflines(rows, tiny_target.weight_bytes, work, 1e9, 1e9)
+    assert full[0]["bandwidth_share"] == pytest.approx(1e-3 / rows[0]["pass_ms"], rel=1e-3)
+    flops = 3 * (2 * 500 + 4 * 10 * 20)
+    assert full[3]["flops_share"] == pytest.approx(flops * 1e-6 / rows[3]["pass_ms"], rel=1e-3)
+    unknown = step.with_rooflines(rows, None, None, 1e9, 1e9)[0]
+    assert unknown["bandwidth_share"] is unknown["flops_share"] is None
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_work_counts_the_weights_that_rows_are_multiplied_by(kind: str) -> None:
+    model = tiny_model(kind)
+    linear = [m for m in model.modules() if type(m).__name__ == "Linear"]
+    work = Work.of(model.config)
+    assert work.linear_weights == sum(m.weight.numel() for m in linear)
+    assert work.attention_width == 2 * 4 * 8
+
+
+def test_a_step_draws_and_logs_what_it_draws() -> None:
+    """The step that is timed chooses its tokens: nothing is forced but main's one."""
+    target = stub_target()
+    request = step._request(target, [2, 1], 10, seed=0)
+    step._decode(target, request)
+    assert request.script is not None
+    assert {request.script(child_name(i), 3) for i in range(3)} == {None}
+    first, second = (drawn_tokens(request, child_name(i)) for i in (0, 1))
+    assert len(first) == len(second) == step.BURST_TOKENS - 1
+    assert first != second
 
 
 def test_bursts_alternate_over_one_prefix_computed_once() -> None:
@@ -244,6 +271,13 @@ def test_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < read_bandwidth() < math.inf
 
 
+def test_matmul_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stretto.bench.machine.MATMUL_SIZE", 32)
+    for dtype in ("float32", "bfloat16", "int8"):
+        assert 0 < matmul_peak(dtype) < math.inf
+    assert [matmul_dtype(d) for d in ("float32", "int8")] == ["float32", "bfloat16"]
+
+
 def test_table_and_rounding() -> None:
     rows = [{"a": 1, "ratio": 1.23456789, "share": None}, {"a": 20, "ratio": 2.0, "share": 0.5}]
     lines = report.format_table(rows).splitlines()
@@ -275,6 +309,7 @@ def test_a_failed_write_leaves_the_old_file(
 def fake_load(tiny_target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stretto.cli.bench._load", lambda *_: tiny_target)
     monkeypatch.setattr("stretto.bench.machine.BUFFER_BYTES", 2**20)
+    monkeypatch.setattr("stretto.bench.machine.MATMUL_SIZE", 32)
 
 
 def run_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> Any:

@@ -18,6 +18,9 @@ FEATURES = (
 """CPU features that decide how fast a model runs."""
 BUFFER_BYTES = 512 * 2**20
 NUM_READS = 9
+MATMUL_SIZE = 1024
+NUM_MATMULS = 9
+MATMUL_DTYPES = ("float32", "bfloat16")
 
 
 def describe_machine(device: str = "cpu") -> dict[str, Any]:
@@ -51,6 +54,27 @@ def read_bandwidth(device: str = "cpu") -> float:
         float(buffer.sum())  # `float` waits for a GPU
         times.append(time.perf_counter() - start)
     return BUFFER_BYTES / min(times)
+
+
+def matmul_dtype(dtype: str) -> str:
+    """The dtype whose matmul is the peak for weights of `dtype`: its own, or bfloat16 for what is
+    stored smaller and no float matmul takes."""
+    return dtype if dtype in MATMUL_DTYPES else "bfloat16"
+
+
+def matmul_peak(dtype: str, device: str = "cpu") -> float:
+    """FLOPs per second of the fastest of several products of two square matrices of
+    `MATMUL_SIZE` in `matmul_dtype(dtype)`, with as many torch threads as the process uses now."""
+    import torch
+
+    kind = getattr(torch, matmul_dtype(dtype))
+    a = torch.ones(MATMUL_SIZE, MATMUL_SIZE, dtype=kind, device=device)
+    times = []
+    for _ in range(NUM_MATMULS):
+        start = time.perf_counter()
+        float((a @ a)[0, 0])  # `float` waits for a GPU
+        times.append(time.perf_counter() - start)
+    return 2 * MATMUL_SIZE**3 / min(times)
 
 
 def cpu() -> dict[str, Any]:

@@ -19,11 +19,37 @@ if TYPE_CHECKING:
     from stretto.runtime.text import Decode
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Multiplications of a pass, from the shapes of a model.
+
+    `linear_weights`: entries of the matrices that a row is multiplied by, the output head's
+    included. `attention_width`: layers x query heads x head_dim.
+    """
+
+    linear_weights: int
+    attention_width: int
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        hidden, layers = config.hidden_size, config.num_hidden_layers
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        head_dim = getattr(config, "head_dim", None) or hidden // heads
+        layer = 2 * hidden * head_dim * (heads + kv_heads) + 3 * hidden * config.intermediate_size
+        return cls(layers * layer + config.vocab_size * hidden, layers * heads * head_dim)
+
+    def flops(self, rows: int, context: int) -> int:
+        """FLOPs of a pass of `rows` rows, each with logits and each seeing `context` tokens: two
+        per weight of a linear layer and row, four per entry of attention's width and seen token.
+        Norms, rotations and activations are not counted."""
+        return rows * (2 * self.linear_weights + 4 * self.attention_width * context)
+
+
 @dataclass(frozen=True, eq=False)
 class Target:
     """What is measured: an engine, and ids that may stand in a text.
 
-    `weight_bytes`: what one pass must read of the weights, each once; None if not known.
+    `weight_bytes`: what one pass must read of the weights, each once; None if not known, as `work`.
     """
 
     engine: Engine
@@ -33,20 +59,36 @@ class Target:
     dtype: str = "none"
     device: str = "cpu"
     weight_bytes: int | None = None
+    work: Work | None = None
 
     @classmethod
     def of(cls, lm: LM) -> Self:
         vocabulary = lm.vocabulary
         barred = {*vocabulary.control.values(), *vocabulary.spare_ids, *vocabulary.end_ids}
-        model = getattr(lm.engine, "model", None)
+        ids = [i for i in range(vocabulary.size) if i not in barred]
+        return cls.over(lm.engine, ids, vocabulary.decode, lm.name, lm.model)
+
+    @classmethod
+    def over(
+        cls, engine: Any, ids: Sequence[int], decode: Decode, name: str, model: Any = None
+    ) -> Self:
+        """Of an engine and the Hugging Face model it was made of. What the engine itself says of
+        its `dtype`, `device` and `weight_bytes` counts, else what the model says."""
+        model = getattr(engine, "model", None) if model is None else model
+        read = getattr(engine, "weight_bytes", None)
+        if read is None and model is not None:
+            read = weight_bytes(model)
+        dtype = getattr(engine, "dtype", None) or getattr(model, "dtype", "none")
+        device = getattr(engine, "device", None) or getattr(model, "device", "cpu")
         return cls(
-            engine=lm.engine,
-            ids=[i for i in range(vocabulary.size) if i not in barred],
-            decode=vocabulary.decode,
-            name=lm.name,
-            dtype="none" if model is None else str(model.dtype).removeprefix("torch."),
-            device="cpu" if model is None else str(model.device),
-            weight_bytes=None if model is None else weight_bytes(model),
+            engine=engine,
+            ids=ids,
+            decode=decode,
+            name=name,
+            dtype=str(dtype).removeprefix("torch."),
+            device=str(device),
+            weight_bytes=read,
+            work=None if model is None else Work.of(model.config),
         )
 
     def draw(self, rng: random.Random, count: int) -> list[int]:
@@ -78,18 +120,23 @@ class ForkProgram(PlainSession):
     """Main draws one token, then forks bursts of threads, each after the one before has ended.
 
     `bursts`: per burst, the one token injected into each of its threads. A thread ends with its
-    token number `num_tokens`, or by an end id. No thread is joined: its slots are free at its end.
+    token number `num_tokens`, which is left out unless it `keeps_last` (what is kept costs a row in
+    the first pass of the next burst). No thread is joined: its slots are free at its end.
     """
 
-    def __init__(self, bursts: Sequence[Sequence[int]], num_tokens: int) -> None:
+    def __init__(
+        self, bursts: Sequence[Sequence[int]], num_tokens: int, *, keeps_last: bool = True
+    ) -> None:
         super().__init__()
         self.bursts = bursts
         self.num_tokens = num_tokens
+        self.keeps_last = keeps_last
 
     def feed(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
         if thread.name != MAIN:
-            is_last = thread.num_drawn >= self.num_tokens
-            return [Place(token), Close("stop")] if is_last else [Place(token)]
+            if thread.num_drawn < self.num_tokens:
+                return [Place(token)]
+            return [Place(token), Close("stop")] if self.keeps_last else [Close("stop")]
         moves: list[Move] = [Place(token)]
         number = 0
         for burst in self.bursts:

@@ -1,4 +1,4 @@
-"""What one pass costs for r rows of r threads over a shared prefix, against one row."""
+"""What a step and its pass cost for r rows of r threads over a shared prefix, against one row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from stretto.bench.pairs import Report, bootstrap_median, rounded
-from stretto.bench.program import ForkProgram, Target
+from stretto.bench.program import ForkProgram, Target, Work
 from stretto.errors import InvalidInput
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN
@@ -36,19 +36,27 @@ DEFINITIONS = {
     "rows": "threads with one row each per pass",
     "pass": f"one Engine.forward; of a burst of passes the median of {NUM_PASSES} counts, without "
     "the burst's first and last pass",
-    "ratio": "median over pairs of bursts of the pass time for `rows` rows / for 1 row, the two "
-    "bursts of a pair in alternating order within one request",
-    "low, high": "percentile bootstrap 95% interval of `ratio` over pairs",
+    "step": "one Scheduler.step: the pass, and all that is done around it: scheduling, books, "
+    "drawing each row's token greedily with its log-probability, events; the text is detokenised "
+    "at the request's end",
+    "step_ratio": "median over pairs of bursts of the step time for `rows` rows / for 1 row, the "
+    "two bursts of a pair in alternating order within one request",
+    "step_low, step_high": "percentile bootstrap 95% interval of `step_ratio` over pairs",
+    "ratio, low, high": "the same for the pass alone",
     "pass_ms, one_row_ms": "median over pairs of the pass time for `rows` rows and for 1 row",
-    "step_ms": "the same for one whole Scheduler.step",
-    "scheduler_ms": "the same for Scheduler.step - Engine.forward: scheduling, books, sampling of "
-    "forced tokens (log-probabilities included), detokenisation, events",
+    "step_ms": "median over pairs of the step time for `rows` rows",
+    "scheduler_ms": "the same for the step without its pass",
     "scheduler_share": "scheduler_ms / step_ms",
     "bandwidth_share": "weight bytes / pass_ms / read_bytes_per_s; null without a known model",
+    "flops_share": "FLOPs of the pass / pass_ms / matmul_flops; null without a known model. FLOPs: "
+    "2 a row and weight of a linear layer, the head included, and 4 a row, layer, query head, head "
+    "dimension and token of context",
     "weight_bytes": "all weights once, the input embedding only where it is the output head; "
     "keys and values are not counted",
     "read_bytes_per_s": "fastest of 9 sums over a 512 MiB float32 buffer, before and after the "
     "benchmark, same process and torch threads",
+    "matmul_flops": "FLOPs per second of the fastest of 9 products of two 1024 x 1024 matrices, "
+    "before and after the benchmark, in the dtype of the weights (bfloat16 for int8)",
 }
 
 
@@ -144,24 +152,17 @@ def measure_bursts(
 def _request(target: Target, sizes: list[int], context: int, seed: int) -> Request:
     """Main sees `context` tokens, its own drawn one included, and forks bursts of `sizes`."""
     rng = random.Random(f"step/{seed}/{context}/{sizes}")
-    end, ids = target.ids[0], target.ids[1:]
-    forced = {f"{MAIN}.{i + 1}": rng.choices(ids, k=NUM_PASSES + 1) for i in range(sum(sizes))}
-    program = ForkProgram([rng.choices(ids, k=size) for size in sizes], BURST_TOKENS)
-
-    def script(thread: str, index: int) -> int:
-        if thread == MAIN:
-            return ids[0]
-        tokens = forced[thread]
-        return tokens[index] if index < len(tokens) else end
-
+    starts = [target.draw(rng, size) for size in sizes]
+    program = ForkProgram(starts, BURST_TOKENS, keeps_last=False)
+    first = target.draw(rng, 1)[0]
     return Request(
-        rng.choices(ids, k=context - 1),
+        target.draw(rng, context - 1),
         program,
-        SamplingParams(max_tokens=2 + sum(map(len, forced.values()))),
+        SamplingParams(max_tokens=2 + sum(sizes) * BURST_TOKENS),
         decode=target.decode,
-        end_ids=frozenset({end}),
+        end_ids=frozenset(),
         max_positions=target.engine.max_positions,
-        script=script,
+        script=lambda thread, index: first if thread == MAIN else None,
     )
 
 
@@ -203,18 +204,22 @@ def _bursts(passes: list[Pass], context: int, sizes: list[int]) -> list[Burst]:
     return bursts
 
 
-def with_bandwidth(
-    rows: list[dict[str, Any]], weight_bytes: int | None, bandwidth: float
-) -> list[dict[str, Any]]:
-    """The rows with `bandwidth_share`; `bandwidth` in bytes per second."""
-    shares = [
-        None if weight_bytes is None else weight_bytes / (row["pass_ms"] / 1000) / bandwidth
-        for row in rows
-    ]
-    return [rounded(row | {"bandwidth_share": s}) for row, s in zip(rows, shares, strict=True)]
+def with_rooflines(
+    rows: list[dict[str, Any]], weight_bytes: int | None, work: Work | None, bandwidth: float,
+    flops: float,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The rows with their shares of `bandwidth` in bytes and of `flops`, both per second."""
+    full = []
+    for row in rows:
+        pass_s = row["pass_ms"] / 1000
+        read = None if weight_bytes is None else weight_bytes / pass_s / bandwidth
+        done = None if work is None else work.flops(row["rows"], row["context"]) / pass_s / flops
+        full.append(rounded(row | {"bandwidth_share": read, "flops_share": done}))
+    return full
 
 
 def _row(context: int, pairs: list[tuple[Burst, Burst]], seed: int) -> dict[str, Any]:
+    step = bootstrap_median([ours.step_s / one.step_s for ours, one in pairs], seed)
     ratio = bootstrap_median([ours.engine_s / one.engine_s for ours, one in pairs], seed)
     pass_s = median(ours.engine_s for ours, _ in pairs)
     step_s = median(ours.step_s for ours, _ in pairs)
@@ -223,6 +228,9 @@ def _row(context: int, pairs: list[tuple[Burst, Burst]], seed: int) -> dict[str,
         {
             "context": context,
             "rows": pairs[0][0].rows,
+            "step_ratio": step.median,
+            "step_low": step.low,
+            "step_high": step.high,
             "ratio": ratio.median,
             "low": ratio.low,
             "high": ratio.high,

@@ -80,7 +80,7 @@ def bench_step(
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
-    """Time one pass for r rows against one row; scheduler time; share of memory bandwidth."""
+    """Time a step and its pass for r rows against one row; shares of bandwidth and FLOPs."""
     counts, contexts = _numbers("--rows", rows), _numbers("--context", context, low=2)
     _check(pairs=pairs, threads=threads)
     _prepare(out)
@@ -101,19 +101,28 @@ def _measure_step(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What `--json` prints, and a record per burst."""
     from stretto.bench.bookkeeping import count_bookkeeping
-    from stretto.bench.machine import describe_machine, read_bandwidth
-    from stretto.bench.step import measure, with_bandwidth
+    from stretto.bench.machine import (
+        describe_machine,
+        matmul_dtype,
+        matmul_peak,
+        read_bandwidth,
+    )
+    from stretto.bench.step import measure, with_rooflines
 
-    before = read_bandwidth(target.device)
+    dtype, device = target.dtype, target.device
+    before = read_bandwidth(device), matmul_peak(dtype, device)
     summary, records = measure(target, rows, contexts, num_pairs=pairs, seed=seed, report=_progress)
-    bandwidth = max(before, read_bandwidth(target.device))
+    bandwidth = max(before[0], read_bandwidth(device))
+    flops = max(before[1], matmul_peak(dtype, device))
     machine = {
-        **describe_machine(target.device),
-        "dtype": target.dtype,
+        **describe_machine(device),
+        "dtype": dtype,
         "read_bytes_per_s": round(bandwidth),
         "weight_bytes": target.weight_bytes,
+        "matmul_flops": round(flops),
+        "matmul_dtype": matmul_dtype(dtype),
     }
-    summary = with_bandwidth(summary, target.weight_bytes, bandwidth)
+    summary = with_rooflines(summary, target.weight_bytes, target.work, bandwidth, flops)
     bookkeeping = count_bookkeeping(rows)
     return {"rows": summary, "machine": machine, "bookkeeping": bookkeeping}, records
 
@@ -133,13 +142,17 @@ def _step_text(result: dict[str, Any]) -> str:
 
     machine, table = result["machine"], format_table(result["rows"])
     counted = format_table(result["bookkeeping"])
-    line = _bandwidth_line(machine["read_bytes_per_s"], machine["weight_bytes"])
-    return "\n\n".join([table, line, "counted without a model:", counted])
+    return "\n\n".join([table, _roofline_line(machine), "counted without a model:", counted])
 
 
-def _bandwidth_line(bandwidth: float, weight_bytes: int | None) -> str:
-    read = "" if weight_bytes is None else f"; a pass reads {weight_bytes / 1e6:.0f} MB of weights"
-    return f"measured read bandwidth {bandwidth / 1e9:.1f} GB/s{read}"
+def _roofline_line(machine: dict[str, Any]) -> str:
+    read = machine["weight_bytes"]
+    weights = "" if read is None else f"; a pass reads {read / 1e6:.0f} MB of weights"
+    bandwidth, flops = machine["read_bytes_per_s"] / 1e9, machine["matmul_flops"] / 1e9
+    return (
+        f"measured: reads {bandwidth:.1f} GB/s, {machine['matmul_dtype']} matmul {flops:.0f} "
+        f"GFLOP/s{weights}"
+    )
 
 
 def _numbers(option: str, text: str, low: int = 1) -> list[int]:
