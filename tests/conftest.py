@@ -28,11 +28,31 @@ TINY = {
     "initializer_range": 0.3,
 }
 
+GEMMA: dict[str, dict[str, Any]] = {
+    "gemma2": {
+        "query_pre_attn_scalar": 4,
+        "sliding_window": 6,
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma3_text": {
+        "query_pre_attn_scalar": 4,
+        "sliding_window": 6,
+        "sliding_window_pattern": 2,
+        "final_logit_softcapping": 3.0,
+    },
+}
+"""One sliding and one full layer; windows and caps so small that leaving one out shows."""
+
 
 @cache
 def tiny_model(kind: str, **changes: Any) -> Any:
-    """A float32 model of `kind` (llama, qwen2, qwen3) with fixed random weights."""
+    """A float32 model of `kind`, a model_type, with fixed random weights."""
     from transformers import (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
         LlamaConfig,
         LlamaForCausalLM,
         Qwen2Config,
@@ -45,9 +65,13 @@ def tiny_model(kind: str, **changes: Any) -> Any:
         "llama": (LlamaConfig, LlamaForCausalLM),
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+        "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+        "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
     }
     config_class, model_class = classes[kind]
-    config = config_class(**{**TINY, "head_dim": 8, **changes}, attn_implementation="sdpa")
+    settings = {**TINY, "head_dim": 8, **GEMMA.get(kind, {}), **changes}
+    config = config_class(**settings)
+    config._attn_implementation = "eager" if kind == "gemma2" else "sdpa"
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return model_class(config).eval()

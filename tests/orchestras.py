@@ -127,13 +127,27 @@ def run_all(scheduler: Scheduler, requests: list[Request], limit: int = 2000) ->
     assert scheduler.pool.num_free_pages == scheduler.pool.num_pages
 
 
+def model_mask(model: object, trace: Trace) -> object:
+    """`visible` and the model's windows, by position, in the form its attention takes."""
+    config = model.config
+    visible, at = dense_mask(trace), flat_positions(trace)
+    masks = {"full_attention": visible}
+    if getattr(config, "sliding_window", None) is not None:
+        distance = at[:, None] - at[None, :]
+        masks["sliding_attention"] = visible & (distance < config.sliding_window)
+    if config._attn_implementation == "eager":
+        masks = {k: torch.zeros(m.shape).masked_fill(~m, -1e30) for k, m in masks.items()}
+    masks = {k: m[None, None] for k, m in masks.items()}
+    return masks["full_attention"] if config.model_type == "llama" else masks
+
+
 def one_pass(model: object, trace: Trace) -> Tensor:
     """Logits of one masked forward pass over a whole trace, the training view of it."""
     with torch.inference_mode():
         return model(
             input_ids=flat_tokens(trace)[None],
             position_ids=flat_positions(trace)[None],
-            attention_mask=dense_mask(trace)[None, None],
+            attention_mask=model_mask(model, trace),
             use_cache=False,
         ).logits[0]
 

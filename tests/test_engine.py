@@ -16,6 +16,8 @@ from stretto.engines.hf import HFEngine, check_supported
 from stretto.errors import Unsupported
 from stretto.models import folder
 
+KINDS = ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text"]
+
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_a_models_sliding_window_is_honoured(kind: str) -> None:
@@ -51,11 +53,26 @@ def config(**changes: Any) -> SimpleNamespace:
     ("changes", "word"),
     [
         ({"model_type": "gpt2"}, "gpt2"),
-        ({"model_type": "gemma3"}, "gemma3"),
+        ({"model_type": "gemma3"}, "'gemma3' is not tested"),
         ({"_attn_implementation": "flash_attention_2"}, "flash_attention_2"),
+        ({"_attn_implementation": "eager"}, "attn_implementation='sdpa'"),
+        ({"model_type": "gemma2"}, "'sdpa' cannot soft-cap .*='eager'"),
+        ({"model_type": "qwen3", "layer_types": ["chunked_attention"]}, "chunked_attention"),
+        ({"model_type": "qwen3", "layer_types": ["sliding_attention"]}, "no window"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "both directions"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "dynamic"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
         ({"rope_scaling": {"type": "dynamic"}}, "dynamic"),
+        (
+            {
+                "model_type": "gemma3_text",
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 8.0},
+                    "sliding_attention": {"rope_type": "longrope"},
+                },
+            },
+            "longrope",
+        ),
     ],
 )
 def test_what_is_not_known_to_work_is_refused_by_name(changes: dict[str, Any], word: str) -> None:
@@ -68,8 +85,8 @@ def test_the_canary_notices_attention_that_ignores_masks(monkeypatch: pytest.Mon
     cache = HFEngine(model, 16).cache
     assert not any(tensor.any() for tensor in (*cache.keys, *cache.values))
 
-    def deaf(self: HFEngine, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return torch.ones_like(mask)[None, None]
+    def deaf(self: HFEngine, mask: torch.Tensor, _: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"full_attention": torch.ones_like(mask)[None, None]}
 
     monkeypatch.setattr(HFEngine, "_masks", deaf)
     with pytest.raises(Unsupported, match="ignores explicit masks"):
@@ -114,5 +131,5 @@ def test_bfloat16_runs() -> None:
 
 
 def test_supported_kinds_are_the_tested_ones() -> None:
-    assert set(hf.SUPPORTED_MODEL_TYPES) == {"llama", "qwen2", "qwen3"}
-    assert folder.SUPPORTED_MODEL_TYPES == hf.SUPPORTED_MODEL_TYPES
+    assert list(hf.SUPPORTED_MODEL_TYPES) == KINDS
+    assert folder.FOLDER_MODEL_TYPES == hf.SUPPORTED_MODEL_TYPES

@@ -20,7 +20,7 @@ from orchestras import (
 from stretto.engines.hf import HFEngine
 
 TOLERANCE = 1e-4
-KINDS = ["llama", "qwen2", "qwen3"]
+KINDS = ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text"]
 NUM_SLOTS = 512
 seeds = st.integers(0, 10**6)
 
@@ -52,10 +52,11 @@ def test_shuffled_slots_garbage_and_other_requests(kind: str, seed: int, page_si
         assert largest_gap(model, request, engine) < TOLERANCE
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
 @settings(max_examples=20, deadline=None)
 @given(seed=seeds, page_size=st.sampled_from([1, 4]))
-def test_preempted_requests_come_back_bit_for_bit(seed: int, page_size: int) -> None:
-    model = tiny_model("llama")
+def test_preempted_requests_come_back_bit_for_bit(kind: str, seed: int, page_size: int) -> None:
+    model = tiny_model(kind)
     engine = Recording(HFEngine(model, NUM_SLOTS))
     requests = [make_request(seed + k, max_positions=512) for k in range(4)]
     scheduler = scheduler_for(engine, 160 // page_size, page_size)

@@ -1,7 +1,8 @@
 """Reference engine: PyTorch over a Hugging Face causal LM, CPU or GPU.
 
-All rows of all threads are one batch-1 sequence with explicit positions and a boolean
-rows x slots mask per layer type, over a zero-filled cache of the whole pool.
+All rows of all threads are one batch-1 sequence with explicit positions and a rows x slots mask per
+layer type, over a zero-filled cache of the whole pool. A windowed layer attends iff visible and its
+window allows it. Masks are boolean for SDPA, additive where eager attention is the reference.
 """
 
 from __future__ import annotations
@@ -16,8 +17,22 @@ from transformers.cache_utils import Cache
 from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
 from stretto.runtime.views import Run, mask_rows
 
-SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
-"""Tested architectures (SmolLM and SmolLM2 are `llama`); others are refused by name."""
+ATTENTION = {
+    "llama": "sdpa",
+    "qwen2": "sdpa",
+    "qwen3": "sdpa",
+    "gemma2": "eager",  # SDPA cannot soft-cap logits
+    "gemma3_text": "sdpa",
+}
+"""Tested architectures (SmolLM and SmolLM2 are `llama`), and the attention backend of transformers
+that is their reference; others are refused by name."""
+
+SUPPORTED_MODEL_TYPES = tuple(ATTENTION)
+
+WITHOUT_LAYER_TYPES = frozenset({"llama"})
+"""Architectures that read no `layer_types`: all layers are full, and there is one mask."""
+
+LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 REFUSED_ROPE_TYPES = ("dynamic", "longrope")
 """RoPE types whose frequencies depend on all positions of a batch: rows would not be isolated."""
@@ -67,8 +82,9 @@ class PoolCache(Cache):  # type: ignore[misc]  # transformers is untyped
 class HFEngine:
     """The reference engine. `model`: a Hugging Face causal LM in eval mode, on its device.
 
-    Raises `Unsupported` for an architecture, attention backend or RoPE type that is not known to
-    honour explicit masks and positions, and if flipping a mask bit leaves the logits unchanged.
+    Raises `Unsupported` for an architecture, attention backend, layer type or RoPE type that is not
+    known to honour explicit masks and positions, and if flipping a mask bit in the layers of one
+    type leaves the logits unchanged.
     """
 
     name = "hf"
@@ -83,6 +99,8 @@ class HFEngine:
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
         self.max_positions = config.max_position_embeddings
         self.window = sliding_window(config)
+        self._masks_by_type = config.model_type not in WITHOUT_LAYER_TYPES
+        self._is_additive = attention_for(config.model_type) == "eager"
         self.cache = PoolCache(config, num_slots, model.dtype, model.device)
         self._positions = torch.zeros(num_slots, dtype=torch.long, device=model.device)
         check_canary(self)
@@ -109,18 +127,31 @@ class HFEngine:
         keep: Int[Tensor, "logit_rows"],
     ) -> Float[Tensor, "logit_rows vocab"]:
         """One pass over explicit rows; `keep` are the rows whose logits are returned."""
-        self.cache.slots = slots
-        self.cache.width = mask.shape[1]
         self._positions[slots] = positions
-        hidden = self.model.base_model(
+        masks = self._masks(mask, positions)
+        return self.forward_masked(tokens, positions, slots, masks, keep)
+
+    @torch.inference_mode()
+    def forward_masked(
+        self,
+        tokens: Int[Tensor, "rows"],
+        positions: Int[Tensor, "rows"],
+        slots: Int[Tensor, "rows"],
+        masks: dict[str, Tensor],
+        keep: Int[Tensor, "logit_rows"],
+    ) -> Float[Tensor, "logit_rows vocab"]:
+        """`forward_rows` with the mask of each layer type. The model caps its own logits."""
+        self.cache.slots = slots
+        self.cache.width = masks["full_attention"].shape[-1]
+        logits: Tensor = self.model(
             input_ids=tokens[None],
             position_ids=positions[None],
-            attention_mask=self._masks(mask, positions),
+            attention_mask=masks if self._masks_by_type else masks["full_attention"],
             cache=self.cache,
             use_cache=True,
-        ).last_hidden_state
-        logits: Tensor = self.model.get_output_embeddings()(hidden[0, keep])
-        return logits.float().cpu()
+            logits_to_keep=keep,
+        ).logits
+        return logits[0].float().cpu()
 
     def copy_out(self, slots: list[int]) -> Any:
         index = self._tensor(slots)
@@ -141,20 +172,42 @@ class HFEngine:
 
     def _masks(
         self, mask: Bool[Tensor, "rows width"], positions: Int[Tensor, "rows"]
-    ) -> Tensor | dict[str, Tensor]:
-        """The mask as the model wants it: one, or one per layer type if it has windows."""
-        full = mask[None, None]
-        if self.window is None:
-            return full
-        near = self._positions[None, : mask.shape[1]] > positions[:, None] - self.window
-        return {"full_attention": full, "sliding_attention": full & near[None, None]}
+    ) -> dict[str, Tensor]:
+        """The mask of each layer type, (1, 1, rows, width), as the attention backend wants it.
+
+        Additive: 0 where a row may attend, else the dtype's lowest number. Not -inf: every row sees
+        itself, so hidden weights underflow to an exact 0, and nothing can become NaN.
+        """
+        masks = {"full_attention": mask[None, None]}
+        if self.window is not None:
+            near = self._positions[None, : mask.shape[1]] > positions[:, None] - self.window
+            masks["sliding_attention"] = (mask & near)[None, None]
+        if not self._is_additive:
+            return masks
+        dtype = self.model.dtype
+        shown = torch.zeros((), dtype=dtype, device=self.device)
+        hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=self.device)
+        return {layer_type: torch.where(seen, shown, hidden) for layer_type, seen in masks.items()}
+
+
+def attention_for(model_type: str) -> str:
+    """The `attn_implementation` that a supported architecture must be loaded with."""
+    return ATTENTION[model_type]
+
+
+def layer_types(config: Any) -> set[str]:
+    """The kinds of the model's attention layers."""
+    if config.model_type in WITHOUT_LAYER_TYPES:
+        return {"full_attention"}
+    return set(getattr(config, "layer_types", None) or ["full_attention"])
 
 
 def sliding_window(config: Any) -> int | None:
     """The window of the model's sliding layers; None if it has none."""
-    layer_types = getattr(config, "layer_types", None) or []
-    window = getattr(config, "sliding_window", None)  # llama has none, whatever its layers say
-    return int(window) if window is not None and "sliding_attention" in layer_types else None
+    window = getattr(config, "sliding_window", None)
+    if window is None or "sliding_attention" not in layer_types(config):
+        return None
+    return int(window)
 
 
 def check_supported(config: Any) -> None:
@@ -163,39 +216,74 @@ def check_supported(config: Any) -> None:
             f"model type {config.model_type!r} is not tested with engine 'hf'; "
             f"supported: {', '.join(SUPPORTED_MODEL_TYPES)}"
         )
-    if config._attn_implementation != "sdpa":
+    attention = attention_for(config.model_type)
+    if config._attn_implementation != attention:
+        harm = "cannot soft-cap logits" if attention == "eager" else "may ignore explicit masks"
         raise Unsupported(
-            f"attention backend {config._attn_implementation!r} may ignore explicit masks; "
-            "load the model with attn_implementation='sdpa'"
+            f"attention backend {config._attn_implementation!r} {harm}; "
+            f"load the model with attn_implementation={attention!r}"
         )
+    _check_layers(config)
+    _check_rope(config)
+
+
+def _check_layers(config: Any) -> None:
+    kinds = layer_types(config)
+    if kinds - LAYER_TYPES:
+        raise Unsupported(
+            f"attention layers of type {min(kinds - LAYER_TYPES)!r} are not tested; "
+            f"supported: {', '.join(sorted(LAYER_TYPES))}"
+        )
+    if "sliding_attention" in kinds and sliding_window(config) is None:
+        raise Unsupported(
+            "the model has sliding layers but no window (sliding_window is null in its config); "
+            "set its window, or make its layers full_attention"
+        )
+    if getattr(config, "use_bidirectional_attention", None):
+        raise Unsupported(
+            "the model attends in both directions (use_bidirectional_attention), so it cannot "
+            "write token by token; use a causal model"
+        )
+
+
+def _check_rope(config: Any) -> None:
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type in REFUSED_ROPE_TYPES:
-        raise Unsupported(
-            f"RoPE type {rope_type!r} looks at all positions of a batch, so threads would "
-            "disturb one another; use a model with default, linear, yarn or llama3 RoPE"
-        )
+    by_type = [rope[kind] for kind in sorted(LAYER_TYPES & rope.keys())]  # gemma3_text has two
+    for each in by_type or [rope]:
+        rope_type = each.get("rope_type", each.get("type", "default"))
+        if rope_type in REFUSED_ROPE_TYPES:
+            raise Unsupported(
+                f"RoPE type {rope_type!r} looks at all positions of a batch, so threads would "
+                "disturb one another; use a model with default, linear, yarn or llama3 RoPE"
+            )
 
 
 def check_canary(engine: HFEngine) -> None:
-    """Flips one mask bit: the logits must change, or the backend does not honour masks.
+    """Flips one mask bit in the layers of each type: the logits must change, or the backend does
+    not honour masks. Both rows have one position, so that no window hides one from the other.
 
     Logits that are not finite compare as changed, and would be decoded into anything.
     """
     rows = torch.arange(2, device=engine.device)
-    both = torch.tensor([[True, False], [True, True]], device=engine.device)
-    alone = torch.eye(2, dtype=torch.bool, device=engine.device)
-    seen = engine.forward_rows(rows, rows, rows, both, rows[1:])
-    hidden = engine.forward_rows(rows, rows, rows, alone, rows[1:])
+    place = torch.zeros_like(rows)
+    both = engine._masks(torch.tril(torch.ones(2, 2, device=engine.device)).bool(), place)
+    alone = engine._masks(torch.eye(2, dtype=torch.bool, device=engine.device), place)
+    seen = engine.forward_masked(rows, place, rows, both, rows[1:])
+    flipped = {
+        kind: engine.forward_masked(rows, place, rows, {**both, kind: alone[kind]}, rows[1:])
+        for kind in both.keys() & layer_types(engine.model.config)
+    }
     for tensor in (*engine.cache.keys, *engine.cache.values):
         tensor[:, :, :2].zero_()
-    if not (seen.isfinite().all() and hidden.isfinite().all()):
+    if not all(logits.isfinite().all() for logits in (seen, *flipped.values())):
         raise ModelUnavailable(
             "the model's logits are not finite: its weights or its config.json are damaged; "
             "copy or download the model again"
         )
-    if torch.equal(seen, hidden):
-        raise Unsupported(
-            "the model's attention ignores explicit masks: flipping a mask bit left its logits "
-            "unchanged; load it with attn_implementation='sdpa'"
-        )
+    for kind, hidden in flipped.items():
+        if torch.equal(seen, hidden):
+            raise Unsupported(
+                f"the model's {kind} ignores explicit masks: flipping a mask bit left its logits "
+                f"unchanged; load it with {attention_for(engine.model.config.model_type)!r} as its "
+                "attn_implementation"
+            )

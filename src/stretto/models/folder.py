@@ -15,7 +15,8 @@ from stretto.models.weights import (
     weight_files,
 )
 
-SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
+SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # as folders and as GGUF files
+FOLDER_MODEL_TYPES = (*SUPPORTED_MODEL_TYPES, "gemma2", "gemma3_text")
 CARD = "stretto.json"
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 
@@ -71,8 +72,8 @@ def inspect_folder(folder: Path) -> ModelFacts:
 
 def _check_kind(folder: Path, config: dict[str, Any]) -> None:
     model_type = config.get("model_type")
-    if model_type not in SUPPORTED_MODEL_TYPES:
-        known = ", ".join(SUPPORTED_MODEL_TYPES)
+    if model_type not in FOLDER_MODEL_TYPES:
+        known = ", ".join(FOLDER_MODEL_TYPES)
         raise Unsupported(f"{folder} has model_type {model_type!r}; supported: {known}")
     quantised = config.get("quantization_config")
     if quantised is not None:
