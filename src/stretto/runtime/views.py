@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ class View:
 
     thread: OpenThread
     memory: RequestMemory
-    cursor: Cursor | None = None
+    cursor: Any = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +91,74 @@ class Cursor:
         """The next slots of the own segment become visible."""
         self.bitmap[slots] = True
         self.num_own += len(slots)
+
+
+@dataclass(slots=True, eq=False)
+class ListCursor:
+    """The visible slots of one view in trace order, brought forward along its log of changes.
+
+    Trace order is a function of the trace alone: the segments seen by handle, then the own one.
+    `slots[:length]` are the slots that the next row sees besides those of its own run; their
+    memory begins at `address`. A list that was handed out in a pass (`in_use`) is not rewritten:
+    it is copied first.
+    """
+
+    epoch: int
+    slots: NDArray[np.int32] = field(default_factory=lambda: np.empty(256, dtype=np.int32))
+    address: int = 0
+    length: int = 0
+    version: int = 0
+    in_use: bool = False
+    order: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)  # where each segment of `order` ends
+    own: int = -1
+    num_own: int = 0
+
+    def advance(self, view: View, version: int, own: int, start: int) -> None:
+        """Brings the list to `version`, with the first `start` slots of segment `own` at its end.
+
+        Nothing is read of what is no longer visible: its slots may be another segment's by now.
+        """
+        changes = view.thread.changes[self.version : version]
+        self.version = version
+        if changes or own != self.own or self.num_own != start:
+            visible = set(self.order)
+            for what, handle in changes:
+                (visible.discard if what == "hide" else visible.add)(handle)
+            self._rewrite(view.memory, sorted(visible), own, start)
+
+    def extend(self, slots: list[int]) -> None:
+        """The next slots of the own segment are appended."""
+        end = self.length + len(slots)
+        self._reserve(end)
+        self.slots[self.length : end] = slots
+        self.length = end
+        self.num_own += len(slots)
+
+    def _rewrite(self, memory: RequestMemory, order: list[int], own: int, start: int) -> None:
+        same = 0
+        for a, b in zip(order, self.order, strict=False):
+            if a != b:
+                break
+            same += 1
+        if self.in_use:
+            self.slots, self.in_use, self.address = self.slots.copy(), False, 0
+        del self.order[same:], self.ends[same:]
+        self.length = self.ends[-1] if self.ends else 0
+        for handle in order[same:]:
+            self.extend(memory.slots[handle].slots)
+            self.order.append(handle)
+            self.ends.append(self.length)
+        self.own, self.num_own = own, 0
+        self.extend(memory.slots[own].slots[:start])
+
+    def _reserve(self, size: int) -> None:
+        if size > len(self.slots):
+            grown = np.empty(2 * size, dtype=np.int32)
+            grown[: self.length] = self.slots[: self.length]
+            self.slots, self.in_use, self.address = grown, False, 0
+        if self.address == 0:
+            self.address = self.slots.ctypes.data
 
 
 def mask_rows(runs: list[Run], num_slots: int) -> NDArray[np.bool_]:

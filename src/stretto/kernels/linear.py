@@ -1,0 +1,110 @@
+"""Packed linear layers for any model: a torch operator, and the layer that calls it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stretto.errors import InvalidInput
+from stretto.kernels import library
+from stretto.kernels.pack import KINDS, CLinear, Packed
+
+
+@torch.library.custom_op("stretto::linear", mutates_args=(), device_types="cpu")
+def packed_linear(
+    x: Tensor, data: Tensor, scale: Tensor | None, bias: Tensor | None, weights: str, outputs: int
+) -> Tensor:
+    """x W^T + b over packed weights. x: [..., inputs] in float32 or bfloat16, as is the result.
+
+    A row's bits do not depend on the other rows. Sums are in float32; with int8 weights the rows
+    are quantised to int8 in groups of 64 inputs.
+    """
+    kernels = library.load().library
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    y = x.new_empty(rows.shape[0], outputs)
+    inputs = rows.shape[1]
+    scratch = torch.empty(
+        kernels.stretto_linear_bytes(ctypes.c_int64(len(rows)), ctypes.c_int64(inputs)),
+        dtype=torch.uint8,
+    )
+    layer = CLinear(
+        data.data_ptr(),
+        None if scale is None else scale.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        inputs,
+        outputs,
+    )
+    kernels.stretto_linear(
+        ctypes.byref(layer),
+        ctypes.c_int32(KINDS[weights]),
+        ctypes.c_int32(x.dtype == torch.bfloat16),
+        ctypes.c_void_p(rows.data_ptr()),
+        ctypes.c_int64(len(rows)),
+        ctypes.c_void_p(y.data_ptr()),
+        ctypes.c_void_p(scratch.data_ptr()),
+        ctypes.c_int32(torch.get_num_threads()),
+    )
+    return y.view(*x.shape[:-1], outputs)
+
+
+@packed_linear.register_fake
+def _(
+    x: Tensor, data: Tensor, scale: Tensor | None, bias: Tensor | None, weights: str, outputs: int
+) -> Tensor:
+    return x.new_empty(*x.shape[:-1], outputs)
+
+
+class PackedLinear(nn.Module):
+    """`nn.Linear` for inference on a CPU. `weight` has shape and dtype but no data; `packed.unpack`
+    gives it back."""
+
+    def __init__(self, linear: nn.Linear, weights: str) -> None:
+        super().__init__()
+        with torch.inference_mode(False), torch.no_grad():
+            self.packed = Packed.pack(linear.weight, linear.bias, weights)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = torch.empty_like(linear.weight, device="meta")
+        self.bias = None if linear.bias is None else torch.empty_like(linear.bias, device="meta")
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.packed
+        result: Tensor = packed_linear(x, p.data, p.scale, p.bias, p.weights, p.out_features)
+        return result
+
+    def extra_repr(self) -> str:
+        p = self.packed
+        return f"in_features={p.in_features}, out_features={p.out_features}, weights={p.weights}"
+
+
+def pack_model(model: Any, weights: str = "bfloat16") -> Any:
+    """Replaces all linear layers of a CPU model, the output head included, and returns it.
+
+    `weights`: float32, bfloat16 or int8. The model is changed in place, and can no longer be
+    trained or saved. Raises `InvalidInput` for a model that is not on the CPU in float32 or
+    bfloat16, and `KernelsUnavailable` where the kernels cannot run.
+    """
+    if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
+        raise InvalidInput(
+            f"the model is {model.dtype} on {model.device}; the CPU kernels take a model in "
+            "float32 or bfloat16 on the CPU"
+        )
+    check_weights(weights)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear:
+                setattr(module, name, PackedLinear(child, weights))
+    return model
+
+
+def check_weights(weights: str) -> None:
+    """Raises `KernelsUnavailable` unless the kernels can run weights of this kind here."""
+    kernels = library.load()
+    if weights not in kernels.weights:
+        lacking = [f for f in library.NEEDED[weights] if f not in library.cpu_features()]
+        raise library.KernelsUnavailable(
+            f"{weights} weights need {', '.join(lacking)}, which this CPU lacks; "
+            f"it can run: {', '.join(kernels.weights)}"
+        )
