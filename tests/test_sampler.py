@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stretto.dialects.base import Legal
+from stretto.effects import Place
 from stretto.errors import InvalidInput
 from stretto.params import SamplingParams
+from stretto.recorder import MAIN, Recorder
+from stretto.runtime import chooser
+from stretto.runtime.chooser import Chooser, seen_ids
+from stretto.runtime.quick import quick_draw
 from stretto.runtime.sampler import Sampling, draw, uniform
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, -math.inf, 0.0])
+TEMPERATURES = st.sampled_from([0.0, 1.0, 0.8, 0.01, 100.0, 1e-300, 1e300]) | st.floats(0.01, 5)
+TOP_PS = st.sampled_from([1.0, 0.9, 0.5, 1e-9, 1 - 1e-12]) | st.floats(1e-6, 1)
+NUMBERS = st.sampled_from([0.0, 0.5, 1 - 2**-53]) | st.floats(0, 1, exclude_max=True)
+
+
+def random_row(seed: int, size: int, spread: float) -> torch.Tensor:
+    """Logits like a model's, some of them illegal and, as in bfloat16, many of them equal."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    row = torch.randn(size, generator=generator) * spread
+    if rng.random() < 0.5:
+        row = row.bfloat16().float()
+    if rng.random() < 0.5:
+        row[torch.rand(size, generator=generator) < rng.random()] = -math.inf
+        row[rng.randrange(size)] = spread
+    return row
+
+
+def quick(row: torch.Tensor, how: Sampling, number: float) -> int | None:
+    return quick_draw(row.numpy(), int(row.numpy().argmax()), how, number)
 
 
 def test_greedy_takes_the_best_and_the_lowest_id_of_ties() -> None:
@@ -83,6 +110,135 @@ def test_what_is_drawn_is_always_legal(
         return
     token = draw(tensor, Sampling(temperature, top_k, top_p), number)
     assert math.isfinite(logits[token])
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    logits=st.lists(
+        st.floats(-50, 50, width=32)
+        | st.sampled_from([-math.inf, 0.0, -0.0, 3.0, 3e38, -3e38, 1e-45, 2e-45, 1e-30]),
+        min_size=1,
+        max_size=40,
+    ),
+    copies=st.integers(1, 30),
+    how=st.builds(Sampling, TEMPERATURES, st.integers(0, 50), TOP_PS),
+    number=NUMBERS,
+)
+def test_the_quick_draw_is_the_draw(
+    logits: list[float], copies: int, how: Sampling, number: float
+) -> None:
+    row = torch.tensor(logits * copies)
+    if torch.isfinite(row).any():
+        assert quick(row, how, number) in (None, draw(row, how, number))
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.sampled_from([1, 255, 256, 257, 3000]),
+    spread=st.sampled_from([0.0, 0.1, 1.0, 4.0, 30.0]),
+    how=st.builds(Sampling, TEMPERATURES, st.sampled_from([0, 0, 1, 40]), TOP_PS),
+    number=NUMBERS,
+)
+def test_the_quick_draw_is_the_draw_in_rows_like_a_models(
+    seed: int, size: int, spread: float, how: Sampling, number: float
+) -> None:
+    row = random_row(seed, size, spread)
+    assert quick(row, how, number) in (None, draw(row, how, number))
+
+
+def test_a_number_next_to_a_boundary_is_left_to_the_draw() -> None:
+    """Where the sums of `draw` step from one token to the next, float32 cannot tell which."""
+    row, how = random_row(3, 3000, 3.0), Sampling(0.7)
+    cumulative = torch.softmax((row.double() - row.max()) / 0.7, dim=-1).cumsum(dim=-1)
+    edges = [float(c / cumulative[-1]) for c in cumulative[::50]]
+    for number in (e + d for e in edges for d in (-1e-12, 0.0, 1e-12)):
+        if 0 <= number < 1:
+            assert quick(row, how, number) in (None, draw(row, how, number))
+
+
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_p": 0.9}, {"top_k": 40}, {"top_k": 40, "top_p": 0.9}]
+)
+def test_the_quick_draw_rarely_gives_up(filters: dict[str, float]) -> None:
+    rows = [random_row(seed, 20_000, 3.0) for seed in range(20)]
+    drawn = [quick(row, Sampling(0.8, **filters), k / 20) for row in rows for k in range(1, 20)]
+    assert drawn.count(None) <= (0 if filters else len(drawn) // 20)
+
+
+def a_thread(tokens: list[int]) -> Recorder:
+    recorder = Recorder([0, 1], "main")
+    for token in tokens:
+        recorder.place(recorder.threads[MAIN], Place(token))
+    recorder.threads[MAIN].num_drawn = len(tokens)
+    return recorder
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.sampled_from([5, 300]),
+    how=st.builds(Sampling, TEMPERATURES, st.sampled_from([0, 3]), TOP_PS, st.floats(0.1, 3)),
+    mask=st.sampled_from(["none", "few illegal", "few legal", "short", "long"]),
+    tokens=st.lists(st.integers(0, 4), max_size=4),
+)
+def test_what_is_chosen_is_the_draw_under_mask_and_penalty(
+    seed: int, size: int, how: Sampling, mask: str, tokens: list[int]
+) -> None:
+    row, rng = random_row(seed, size, 4.0), np.random.default_rng(seed)
+    row[2] = 1.0
+    legal = None
+    if mask != "none":
+        is_legal = rng.random(size) < (0.1 if mask == "few legal" else 0.9)
+        is_legal[2] = True
+        shorter, longer = is_legal[: size - 2], np.append(is_legal, [True])
+        legal = Legal({"short": shorter, "long": longer}.get(mask, is_legal))
+    params = SamplingParams(
+        temperature=how.temperature, top_k=how.top_k, top_p=how.top_p,
+        repetition_penalty=how.repetition_penalty, seed=seed,
+    )  # fmt: skip
+    recorder, before = a_thread(tokens), row.clone()
+    main = recorder.threads[MAIN]
+    token, logprob = Chooser(params, 1, None).choose(recorder, main, row.numpy(), legal)
+    assert torch.equal(row, before)
+    if legal is not None:
+        is_legal = np.resize(legal.mask, size) & (np.arange(size) < len(legal.mask))
+        row = row.masked_fill(torch.from_numpy(~is_legal), -math.inf)
+    assert seen_ids(recorder, main) == set(tokens)
+    assert token == draw(row, how, uniform(seed, 1, MAIN, len(tokens)), set(tokens))
+    expected = torch.log_softmax(row.double(), dim=-1)[token]
+    assert logprob == pytest.approx(float(expected), abs=2e-6)
+
+
+def test_a_choice_takes_no_more_work_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A greedy one computes no random number and no distribution but the log-probability's; the
+    ids that a mask is about are found once."""
+    calls: Counter[str] = Counter()
+
+    def counting(module: object, name: str) -> None:
+        real = getattr(module, name)
+
+        def counted(*args: object, **kw: object) -> object:
+            calls[name] += 1
+            return real(*args, **kw)
+
+        monkeypatch.setattr(module, name, counted)
+
+    for module, name in ((chooser, "uniform"), (chooser, "draw"), (torch, "softmax")):
+        counting(module, name)
+    counting(np, "flatnonzero")
+    recorder, legal = a_thread([3]), Legal(np.arange(300) > 7)
+    for params, want in (
+        (SamplingParams(), {"softmax": 10, "flatnonzero": 1}),
+        (SamplingParams(temperature=0.8), {"softmax": 20, "flatnonzero": 1, "uniform": 10}),
+    ):
+        calls.clear()
+        chooses = Chooser(params, 0, None)
+        for seed in range(10):
+            recorder.threads[MAIN].num_drawn = seed
+            row = random_row(1, 300, 0.5).numpy()
+            chooses.choose(recorder, recorder.threads[MAIN], row, legal)
+        assert calls == want
 
 
 def test_random_numbers_depend_on_the_counter_alone() -> None:

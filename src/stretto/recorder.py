@@ -109,6 +109,7 @@ class Recorder:
         self.released: list[int] = []
         self.entries_touched = 0
         self.num_placed = 0
+        self.num_unfed = 0
         own = self._new_segment(MAIN, "prompt")
         main = self.threads[MAIN] = OpenThread(MAIN, None, None, "prompt", 0, own)
         self._adopt(main, own)
@@ -137,6 +138,7 @@ class Recorder:
         unfed = Unfed(own.handle, len(own.tokens) - 1, len(thread.changes), self.num_placed)
         thread.unfed.append(unfed)
         self.num_placed += 1
+        self.num_unfed += 1
         self.entries_touched += 1
         return own
 
@@ -255,6 +257,7 @@ class Recorder:
 
     def fed(self, thread: OpenThread, count: int) -> None:
         """The model has consumed the thread's first `count` unfed tokens."""
+        self.num_unfed -= len(thread.unfed[:count])
         del thread.unfed[:count]
         if not thread.unfed:
             for handle in thread.deferred:

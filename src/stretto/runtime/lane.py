@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from jaxtyping import Float
-from torch import Tensor
-
 from stretto.effects import Move, Place
 from stretto.recorder import OpenThread
 from stretto.runtime import events
+from stretto.runtime.quick import Row
 from stretto.runtime.text import ThreadText
 from stretto.runtime.views import View
 from stretto.trace import is_drawn
@@ -29,7 +27,7 @@ class Lane:
     text: ThreadText
     log: events.EventLog
     moves: deque[Move] = field(default_factory=deque)
-    logits: Float[Tensor, "vocab"] | None = None
+    logits: Row | None = None
     drawn_at: int = 0
     logprob: float | None = None
     num_placed: int = 0

@@ -7,29 +7,31 @@ does not depend on scheduling.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import torch
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from stretto.dialects.base import Legal, Session
+from stretto.dialects.base import Session
 from stretto.effects import Close, Evict, Fork, Join, Move, Place, Reveal, Wait
 from stretto.errors import Unsupported
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN, OpenThread, Recorder
 from stretto.runtime import events
+from stretto.runtime.chooser import Chooser, Script
 from stretto.runtime.lane import Lane
 from stretto.runtime.memory import RequestMemory
 from stretto.runtime.pool import Pool
-from stretto.runtime.sampler import Sampling, draw, uniform
+from stretto.runtime.quick import Row
 from stretto.runtime.text import Decode, Document, ThreadText
 from stretto.runtime.views import Run, View, runs_of
 from stretto.trace import is_drawn
 
-Script = Callable[[str, int], int | None]
-"""Forced output: (thread, index of its next drawn token) -> token id, or None to draw it."""
+__all__ = ["Request", "Script", "Timing"]
+
+LaneRows = tuple[Lane, dict[int, int]]
+"""Of one lane, how many tokens of which segments a pass feeds."""
 
 
 @dataclass(slots=True)
@@ -61,7 +63,6 @@ class Request:
     ) -> None:
         self.session = session
         self.params = params
-        self.sample = sample
         self.script = script
         self.log = events.EventLog()
         self.timing = Timing()
@@ -76,11 +77,10 @@ class Request:
         self.document = Document(self.recorder, decode)
         self._cut: int | None = None
         self._stop_ids = end_ids | params.stop_ids
-        self._sampling = Sampling(
-            params.temperature, params.top_k, params.top_p, params.repetition_penalty
-        )
+        self._chooser = Chooser(params, sample, script)
         self._decode = decode
         session.budget = lambda: self.remaining_budget
+        self._next: tuple[int, list[LaneRows]] | None = None  # what `_next_rows` last found
         self._lanes: dict[str, Lane] = {}  # of threads that are open or have something unfed
         self._open_lane(self.recorder.threads[MAIN], at=0)
 
@@ -98,10 +98,6 @@ class Request:
     def text(self) -> str:
         """The settled text, cut at a stop string."""
         return self.document.text[: self._cut]
-
-    @property
-    def num_unfed(self) -> int:
-        return sum(len(lane.thread.unfed) for lane in self._lanes.values())
 
     # -- one pass ------------------------------------------------------------------------------
 
@@ -121,18 +117,18 @@ class Request:
 
     def fed(self, runs: list[Run], logits: Float[Tensor, "logit_rows vocab"], pool: Pool) -> None:
         """The pass has run: keeps its logits, and once every thread is fed, takes a step."""
-        row = 0
+        rows = iter(np.ascontiguousarray(logits.numpy()))
+        self._next = None
         for run in runs:
-            lane = self._lanes[run.view.thread.name]
-            self.recorder.fed(lane.thread, len(run.tokens))
+            thread = run.view.thread
+            self.recorder.fed(thread, len(run.tokens))
             if run.num_logits:
-                lane.logits = logits[row]
-                row += 1
-            if not lane.thread.is_open and not lane.thread.unfed:
-                del self._lanes[lane.thread.name]
-        if not self.num_unfed:
+                self._lanes[thread.name].logits = next(rows)
+            if not thread.is_open and not thread.unfed:
+                del self._lanes[thread.name]
+        if not self.recorder.num_unfed:
             self._take_step()
-            if not self.is_done and not self.num_unfed:
+            if not self.is_done and not self.recorder.num_unfed:
                 raise AssertionError("a request is neither done nor has anything to feed")
         self._free_released(pool)
 
@@ -158,11 +154,19 @@ class Request:
 
     # -- internals: rows -----------------------------------------------------------------------
 
-    def _next_rows(self, limit: int) -> list[tuple[Lane, dict[int, int]]]:
-        """The next `limit` unfed tokens in placement order: per lane, tokens per segment."""
+    def _next_rows(self, limit: int) -> list[LaneRows]:
+        """The next `limit` unfed tokens in placement order: per lane, tokens per segment.
+
+        Found once a pass: what is unfed changes only in `fed`, and where the request ends.
+        """
+        if self._next is None or self._next[0] != limit:
+            self._next = limit, self._find_rows(limit)
+        return self._next[1]
+
+    def _find_rows(self, limit: int) -> list[LaneRows]:
         lanes = [lane for lane in self._lanes.values() if lane.thread.unfed]
         last = None
-        if self.num_unfed > limit:
+        if self.recorder.num_unfed > limit:
             last = sorted(u.order for lane in lanes for u in lane.thread.unfed)[limit - 1]
         chosen = []
         for lane in lanes:
@@ -193,10 +197,10 @@ class Request:
         self._pump_all()
         self._check_end(is_short)
 
-    def _draw(self, lane: Lane, logits: Float[Tensor, "vocab"]) -> None:
+    def _draw(self, lane: Lane, logits: Row) -> None:
         thread = lane.thread
         legal = self.session.legal(self.recorder, thread)
-        token, lane.logprob = self._choose(thread, logits, legal)
+        token, lane.logprob = self._chooser.choose(self.recorder, thread, logits, legal)
         lane.drawn_at = self.step
         if token in self._stop_ids and not (legal is not None and legal.forced):
             lane.moves.extend(self.session.stopped(self.recorder, thread, "stop"))
@@ -205,33 +209,6 @@ class Request:
             thread.num_drawn += 1
             lane.moves.extend(self.session.feed(self.recorder, thread, token))
         self._pump(lane)
-
-    def _choose(
-        self, thread: OpenThread, logits: Float[Tensor, "vocab"], legal: Legal | None
-    ) -> tuple[int, float]:
-        """A token and its log-probability at temperature 1 under the automaton's mask."""
-        if legal is not None:
-            size = min(len(legal.mask), len(logits))
-            illegal = torch.ones(len(logits), dtype=torch.bool)
-            illegal[:size] = torch.from_numpy(~legal.mask[:size])
-            logits = logits.masked_fill(illegal, -torch.inf)
-        token = None
-        if self.script is not None and not (legal is not None and legal.forced):
-            token = self.script(thread.name, thread.num_drawn)
-        if token is None:
-            penalty = self._sampling.repetition_penalty != 1.0
-            number = uniform(self.params.seed, self.sample, thread.name, thread.num_drawn)
-            token = draw(logits, self._sampling, number, self._seen(thread) if penalty else None)
-        return token, float(torch.log_softmax(logits, dim=-1)[token])
-
-    def _seen(self, thread: OpenThread) -> set[int]:
-        """Response token ids visible to the thread."""
-        seen: set[int] = set()
-        for handle in (*thread.sees, thread.own.handle):
-            segment = self.recorder.segments[handle]
-            if segment.tokens and segment.origins[0] != "prompt":
-                seen.update(segment.tokens)
-        return seen
 
     # -- internals: moves ----------------------------------------------------------------------
 

@@ -39,10 +39,11 @@ def draw(
     """Draws a token id from float32 logits, illegal ones already at -inf.
 
     `number` in [0, 1) picks from the distribution by its cumulative sum in id order; `seen` are
-    the ids that the repetition penalty is about. Ties go to the lowest id when greedy.
+    the ids that the repetition penalty is about. Ties go to the lowest id when greedy. This is
+    the specification of `quick.quick_draw`, which is what decodes.
     """
     if sampling.repetition_penalty != 1.0 and seen:
-        logits = _penalised(logits, sampling.repetition_penalty, seen)
+        logits = penalised(logits, sampling.repetition_penalty, seen)
     if sampling.temperature == 0:
         return int(logits.argmax())
     scaled = (logits.double() - logits.max()) / sampling.temperature  # no infinity but of illegals
@@ -58,7 +59,10 @@ def draw(
     return min(index, int(probabilities.nonzero()[-1]))
 
 
-def _penalised(logits: Tensor, penalty: float, seen: set[int]) -> Tensor:
+def penalised(
+    logits: Float[Tensor, "vocab"], penalty: float, seen: set[int]
+) -> Float[Tensor, "vocab"]:
+    """A copy with the penalty applied to the `seen` ids; what is at -inf stays there."""
     index = torch.tensor(sorted(seen), dtype=torch.long)
     values = logits[index].double()
     limit = torch.finfo(logits.dtype).max  # a legal token stays legal, an illegal one illegal

@@ -1,0 +1,91 @@
+"""What a thread draws next: the automaton's mask, the penalty, the random number, the log-prob."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from stretto.dialects.base import Legal
+from stretto.params import SamplingParams
+from stretto.recorder import OpenThread, Recorder
+from stretto.runtime.quick import Ids, Row, quick_draw
+from stretto.runtime.sampler import Sampling, draw, penalised, uniform
+
+Script = Callable[[str, int], int | None]
+"""Forced output: (thread, index of its next drawn token) -> token id, or None to draw it."""
+
+
+class Chooser:
+    """Draws one request's tokens. A draw depends on its own row and counter, on nothing else.
+
+    Rows are taken one by one: a row fits the processor's cache where a batch of them does not,
+    and which mask a thread is under may depend on what the thread before it has just drawn.
+    """
+
+    def __init__(self, params: SamplingParams, sample: int, script: Script | None) -> None:
+        self._seed = params.seed
+        self._sample = sample
+        self._script = script
+        self._sampling = Sampling(
+            params.temperature, params.top_k, params.top_p, params.repetition_penalty
+        )
+        self._masks: WeakKeyDictionary[Legal, tuple[Ids, bool]] = WeakKeyDictionary()
+
+    def choose(
+        self, recorder: Recorder, thread: OpenThread, logits: Row, legal: Legal | None
+    ) -> tuple[int, float]:
+        """A token and its log-probability at temperature 1 under the automaton's mask."""
+        if legal is not None:
+            logits = self._masked(logits, legal)
+        best = int(logits.argmax())
+        token = None
+        if self._script is not None and not (legal is not None and legal.forced):
+            token = self._script(thread.name, thread.num_drawn)
+        if token is None:
+            token = self._draw(recorder, thread, logits, best)
+        share = float(torch.softmax(torch.from_numpy(logits), dim=-1)[best])
+        return token, float(logits[token]) - float(logits[best]) + math.log(share)
+
+    def _draw(self, recorder: Recorder, thread: OpenThread, logits: Row, best: int) -> int:
+        sampling, seen = self._sampling, None
+        row = logits
+        if sampling.repetition_penalty != 1.0 and (seen := seen_ids(recorder, thread)):
+            row = penalised(torch.from_numpy(logits), sampling.repetition_penalty, seen).numpy()
+            best = int(row.argmax())
+        number = 0.0
+        if sampling.temperature != 0:
+            number = uniform(self._seed, self._sample, thread.name, thread.num_drawn)
+        token = quick_draw(row, best, sampling, number)
+        return draw(torch.from_numpy(logits), sampling, number, seen) if token is None else token
+
+    def _masked(self, logits: Row, legal: Legal) -> Row:
+        """A copy with -inf where a token is illegal, written in as few places as it takes."""
+        known = self._masks.get(legal)
+        if known is None:
+            is_legal = np.zeros(len(logits), dtype=np.bool_)
+            is_legal[: len(legal.mask)] = legal.mask[: len(logits)]
+            few_legal = 2 * int(is_legal.sum()) < len(is_legal)
+            known = np.flatnonzero(is_legal if few_legal else ~is_legal), few_legal
+            self._masks[legal] = known
+        ids, few_legal = known
+        if not few_legal:
+            row = logits.copy()
+            row[ids] = -np.inf
+            return row
+        row = np.full_like(logits, -np.inf)
+        row[ids] = logits[ids]
+        return row
+
+
+def seen_ids(recorder: Recorder, thread: OpenThread) -> set[int]:
+    """Response token ids visible to the thread: what its repetition penalty is about."""
+    seen: set[int] = set()
+    for handle in (*thread.sees, thread.own.handle):
+        segment = recorder.segments[handle]
+        if segment.tokens and segment.origins[0] != "prompt":
+            seen.update(segment.tokens)
+    return seen
