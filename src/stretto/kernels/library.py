@@ -7,24 +7,18 @@ torch; it shares torch's OpenMP threads, so that the two never compete for cores
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import secrets
-import shutil
-import subprocess
+import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from stretto.errors import Unsupported
+from stretto.errors import UnknownName, Unsupported
+from stretto.kernels.recipe import LIBRARY, CompileFailed, is_for, source_hash
 
-SOURCES = Path(__file__).parent / "csrc"
-ABI = 1
-COMPILE_FLAGS = (
-    "-O3", "-std=c++17", "-fPIC", "-fopenmp", "-w",
-    "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mfma",
-)  # fmt: skip
-"""Linked without -fopenmp: the OpenMP that torch has loaded already must be the one in use."""
+if TYPE_CHECKING:
+    from stretto.models.progress import Report
 
 BASE_FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
 NEEDED = {
@@ -34,12 +28,26 @@ NEEDED = {
 }
 """CPU features that each kind of weights needs."""
 WEIGHTS = tuple(NEEDED)
+FEATURES = (*BASE_FEATURES, "avx512_bf16", "avx512_vnni")
+
+SWITCH = "STRETTO_KERNELS"
+"""Environment variable: `off` switches the kernels off; `on` is the default."""
+SWITCHES = {
+    "": True, "on": True, "1": True, "true": True, "yes": True,
+    "off": False, "0": False, "false": False, "no": False,
+}  # fmt: skip
 WITHOUT = "STRETTO_CPU_WITHOUT"
 """Environment variable: CPU features, between commas, to be treated as absent; `all` for none."""
+WAY_OUT = "use engine 'hf'"
 
 
 class KernelsUnavailable(Unsupported):
-    """The kernels cannot be used here; the message says why. Plain torch can."""
+    """The kernels cannot be used here; the message says why, in one line. Plain torch can."""
+
+    def __init__(self, reason: str, way_out: str | None = None) -> None:
+        super().__init__(reason if way_out is None else f"{reason}; {way_out}")
+        self.reason = reason
+        self.way_out = way_out
 
 
 @dataclass(frozen=True)
@@ -49,19 +57,26 @@ class Kernels:
     library: ctypes.CDLL
     path: Path
     weights: tuple[str, ...]
+    origin: Literal["package", "cache"]
 
 
-def load() -> Kernels:
-    """The kernels. Raises `KernelsUnavailable` if the CPU lacks instructions, or if there is
-    neither a built library nor a compiler."""
-    weights = supported_weights()
-    if not weights:
-        lacking = [f for f in BASE_FEATURES if f not in cpu_features()]
-        raise KernelsUnavailable(
-            f"this CPU has no {', '.join(lacking)}, which the CPU kernels need; use engine 'hf'"
-        )
-    path = _library_path()
-    return Kernels(_open(path), path, weights)
+def load(report: Report | None = None) -> Kernels:
+    """The kernels, compiled first if need be, which takes some ten seconds and is told to `report`.
+
+    Raises `KernelsUnavailable` if they are switched off, if the CPU lacks instructions, or if
+    there is neither a built library nor a compiler that can build one; and `UnknownName` if an
+    environment variable makes no sense.
+    """
+    return _load(os.environ.get(SWITCH, ""), os.environ.get(WITHOUT, ""), report)
+
+
+def is_on(switch: str | None = None) -> bool:
+    """Whether `STRETTO_KERNELS`, or the value given, leaves the kernels on."""
+    value = os.environ.get(SWITCH, "") if switch is None else switch
+    word = value.strip().lower()
+    if word not in SWITCHES:
+        raise UnknownName(SWITCH, value, ["on", "off"])
+    return SWITCHES[word]
 
 
 def supported_weights() -> tuple[str, ...]:
@@ -72,7 +87,10 @@ def supported_weights() -> tuple[str, ...]:
 
 def cpu_features() -> frozenset[str]:
     """Features of this CPU, less those that `STRETTO_CPU_WITHOUT` takes away."""
-    without = {name.strip() for name in os.environ.get(WITHOUT, "").split(",")}
+    words = os.environ.get(WITHOUT, "").split(",")
+    without = {word.strip() for word in words} - {""}
+    for name in sorted(without - {"all", *FEATURES}):
+        raise UnknownName(f"CPU feature in {WITHOUT}", name, ["all", *FEATURES])
     return frozenset() if "all" in without else _machine_features() - without
 
 
@@ -88,62 +106,49 @@ def _machine_features() -> frozenset[str]:
     return frozenset()
 
 
-def _library_path() -> Path:
-    return _compiled()
+@cache  # called for every packed layer; `switch` and `without` are what the answer depends on
+def _load(switch: str, without: str, report: Report | None) -> Kernels:
+    if not is_on(switch):
+        raise KernelsUnavailable(f"the CPU kernels are switched off by {SWITCH}={switch}", WAY_OUT)
+    platform = sysconfig.get_platform()
+    if not is_for(platform):
+        raise KernelsUnavailable(
+            f"the CPU kernels are for Linux on x86-64, and this is {platform}", WAY_OUT
+        )
+    weights = supported_weights()
+    if not weights:
+        lacking = ", ".join(f for f in BASE_FEATURES if f not in cpu_features())
+        by_name = f" ({WITHOUT}={without})" if without else ""
+        raise KernelsUnavailable(
+            f"this CPU has no {lacking}, which the CPU kernels need{by_name}", WAY_OUT
+        )
+    packaged = Path(__file__).with_name(LIBRARY)
+    if _why_not(packaged) is None:
+        return Kernels(_open(packaged), packaged, weights, "package")
+    from stretto.kernels.first_use import compiled
 
-
-def source_hash() -> str:
-    """Of the C++ sources and the flags they are compiled with."""
-    digest = hashlib.sha256(" ".join(COMPILE_FLAGS).encode())
-    for path in sorted(SOURCES.glob("*.[ch]*")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _compiled() -> Path:
-    """The library compiled from the package's sources, in the cache. Whole or not there."""
-    from stretto.models.cache import cache_root
-
-    final = cache_root() / "kernels" / source_hash() / "stretto_cpu.so"
-    if final.is_file():
-        return final
-    compiler = next((c for c in _compilers() if shutil.which(c)), None)
-    if compiler is None:
-        raise KernelsUnavailable("the CPU kernels are not built and there is no C++ compiler")
-    scratch = final.with_name(f".{secrets.token_hex(4)}")
     try:
-        scratch.mkdir(parents=True)
-        built = scratch / "stretto_cpu.so"
-        object_file = scratch / "api.o"
-        for command in (
-            [compiler, *COMPILE_FLAGS, "-c", str(SOURCES / "api.cpp"), "-o", str(object_file)],
-            [compiler, "-shared", str(object_file), "-o", str(built)],
-        ):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise KernelsUnavailable(f"{compiler} cannot compile the CPU kernels: {done.stderr}")
-        built.replace(final)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return final
+        path = compiled(_why_not, report)
+    except CompileFailed as error:
+        raise KernelsUnavailable(f"the CPU kernels cannot be compiled: {error}", WAY_OUT) from error
+    return Kernels(_open(path), path, weights, "cache")
 
 
-def _compilers() -> list[str]:
-    own = os.environ.get("CXX")
-    return [own] if own else ["c++", "g++", "clang++"]
+def _why_not(path: Path) -> str | None:
+    """Why a library cannot be used, None if it can. One of other sources is not even loaded."""
+    try:
+        if source_hash().encode() not in path.read_bytes():
+            return f"{path} was built from other sources"
+        _open(path)
+    except (OSError, AttributeError) as error:
+        return " ".join(str(error).split())
+    return None
 
 
-@cache
 def _open(path: Path) -> ctypes.CDLL:
     import torch  # noqa: F401  # its OpenMP library must be loaded first
 
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise KernelsUnavailable(f"{path} cannot be loaded: {error}") from error
-    library.stretto_abi.restype = ctypes.c_int32
-    if library.stretto_abi() != ABI:
-        raise KernelsUnavailable(f"{path} is of another version of Stretto; delete it")
+    library = ctypes.CDLL(str(path))
     library.stretto_pass.restype = None
     library.stretto_pass_bytes.restype = ctypes.c_int64
     library.stretto_linear.restype = None

@@ -9,6 +9,10 @@
 #include "simd.h"
 #include "team.h"
 
+#ifndef STRETTO_SOURCE
+#define STRETTO_SOURCE "unknown"
+#endif
+
 namespace stretto {
 
 struct Layer {
@@ -314,9 +318,8 @@ void run_linear(const Linear& w, const T* x, int64_t rows, T* y, char* scratch, 
       } else {
         const int64_t at = block * kBlock;
         bf16* to = reinterpret_cast<bf16*>(y) + r * w.out + at;
-        _mm256_mask_storeu_epi16(to, first_lanes(w.out - at), (__m256i)_mm512_cvtneps_pbh(lo));
-        _mm256_mask_storeu_epi16(to + kLanes, first_lanes(w.out - at - kLanes),
-                                 (__m256i)_mm512_cvtneps_pbh(hi));
+        _mm256_mask_storeu_epi16(to, first_lanes(w.out - at), to_bf16(lo));
+        _mm256_mask_storeu_epi16(to + kLanes, first_lanes(w.out - at - kLanes), to_bf16(hi));
       }
     });
   });
@@ -330,6 +333,9 @@ using namespace stretto;
 extern "C" {
 
 int32_t stretto_abi() { return 1; }
+
+// Hash of the sources and flags that this was compiled from.
+const char* stretto_source() { return STRETTO_SOURCE; }
 
 // Bytes of scratch that a pass of `rows` rows over lists of up to `longest` slots needs.
 int64_t stretto_pass_bytes(const Model* m, int64_t rows, int64_t longest, int32_t threads) {

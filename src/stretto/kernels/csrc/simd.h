@@ -29,9 +29,21 @@ inline __m512 load_floats(const bf16* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
+// Rounds to nearest, ties to even, as torch does. Without AVX512_BF16, which int8 need not have;
+// its instruction would also turn denormal numbers to zero.
+inline __m256i to_bf16(__m512 v) {
+  const __m512i bits = _mm512_castps_si512(v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+  const __m512i rounded = _mm512_mask_or_epi32(_mm512_add_epi32(bits, half), is_nan, bits,
+                                               _mm512_set1_epi32(0x400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+
 inline void store_floats(float* p, __m512 v) { _mm512_storeu_ps(p, v); }
-inline void store_floats(bf16* p, __m512 v) {  // rounds to nearest, ties to even
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v));
+inline void store_floats(bf16* p, __m512 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(v));
 }
 
 // exp(x) for x <= 0 or moderate, to 1-2 units in the last place. Cody-Waite reduction and the
