@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,14 @@ from stubs import StubEngine
 from tiny_lms import tiny_lm
 
 from stretto import SamplingParams
-from stretto.bench.program import drawn_tokens
+from stretto.bench.program import ForkProgram, drawn_tokens
 from stretto.dialects.plain import PlainSession
 from stretto.effects import Cut, Fork, Move, Place
 from stretto.engines.hf import HFEngine
 from stretto.errors import PromptTooLong
 from stretto.lm import LM
 from stretto.runtime import events
+from stretto.runtime.feed import Feed
 from stretto.runtime.memory import RequestMemory
 from stretto.runtime.pool import Pool, PoolError, SlotList
 from stretto.runtime.request import Request, Script
@@ -584,3 +586,59 @@ def test_a_requests_peak_outlives_what_it_gives_back() -> None:
 
 def test_scripted_helper_is_deterministic() -> None:
     assert scripted(1)("main", 3) == scripted(1)("main", 3)
+
+
+def forked(
+    num_threads: int, num_tokens: int, decode: Any = lambda ids: "x" * len(ids), **params: Any
+) -> Request:
+    """Main draws a token and forks; each thread draws its own."""
+    return Request(
+        [1] * 5,
+        ForkProgram([range(2, 2 + num_threads)], num_tokens),
+        SamplingParams(max_tokens=1 + num_threads * num_tokens, **params),
+        decode=decode,
+        end_ids=frozenset(),
+        max_positions=200,
+    )
+
+
+def test_the_work_of_a_pass_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is unfed is looked for once a pass, and an id is decoded once a request."""
+    calls: Counter[str] = Counter()
+    real = Feed._find_rows
+
+    def found(self: Feed, limit: int) -> Any:
+        calls["find rows"] += 1
+        return real(self, limit)
+
+    def decode(ids: Any) -> str:
+        calls["decode"] += 1
+        return "x" * len(ids)
+
+    monkeypatch.setattr(Feed, "_find_rows", found)
+    engine = StubEngine(8)
+    request = forked(6, 20, decode=decode, stop=("xy",))
+    run_all(scheduler_for(engine, 300), [request])
+    assert request.num_drawn == 121
+    assert engine.num_passes == 21
+    assert calls["find rows"] == engine.num_passes
+    assert calls["decode"] <= engine.vocab_size
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    how=st.sampled_from([{}, {"top_p": 0.8}, {"top_k": 5}, {"repetition_penalty": 1.3}]),
+    num_pages=st.sampled_from([600, 90]),
+)
+def test_a_draw_does_not_depend_on_the_rows_beside_it(
+    seed: int, how: dict[str, float], num_pages: int
+) -> None:
+    """Bit for bit, log-probabilities included, on an engine whose rows are the same."""
+
+    def told(count: int) -> list[Any]:
+        requests = [forked(k + 1, 9, temperature=0.9, seed=seed, **how) for k in range(count)]
+        run_all(scheduler_for(StubEngine(300), num_pages), requests)
+        return [e for e in requests[0].log.events if isinstance(e, events.Token)]
+
+    assert told(1) == told(5)

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.dialects.base import Legal
-from stretto.effects import Place
+from stretto.effects import Cut, Evict, Fork, Place
 from stretto.errors import InvalidInput
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN, Recorder
 from stretto.runtime import chooser
-from stretto.runtime.chooser import Chooser, seen_ids
+from stretto.runtime.chooser import Chooser, SeenIds
 from stretto.runtime.quick import quick_draw
 from stretto.runtime.sampler import Sampling, draw, uniform
 
@@ -204,10 +204,33 @@ def test_what_is_chosen_is_the_draw_under_mask_and_penalty(
     if legal is not None:
         is_legal = np.resize(legal.mask, size) & (np.arange(size) < len(legal.mask))
         row = row.masked_fill(torch.from_numpy(~is_legal), -math.inf)
-    assert seen_ids(recorder, main) == set(tokens)
     assert token == draw(row, how, uniform(seed, 1, MAIN, len(tokens)), set(tokens))
     expected = torch.log_softmax(row.double(), dim=-1)[token]
     assert logprob == pytest.approx(float(expected), abs=2e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_what_a_penalty_is_about_is_the_response_in_view(seed: int) -> None:
+    rng, recorder = random.Random(seed), a_thread([])
+    main = recorder.threads[MAIN]
+    recorder.fork(main, Fork("main.1", (7,)))
+    known = {name: SeenIds() for name in recorder.threads}
+    for index in range(40):
+        thread = recorder.threads[rng.choice(["main", "main.1"])]
+        move = rng.choice(["place", "place", "cut", "evict", "prompt", "look", "look"])
+        if move == "cut":
+            recorder.apply(thread, Cut())
+        elif move == "evict" and thread.sees:
+            recorder.apply(thread, Evict(rng.choice(list(thread.sees))))
+        elif move == "prompt" and not thread.own.tokens:
+            recorder.place(thread, Place(100 + index, "prompt"))
+        elif move == "place":
+            recorder.place(thread, Place(200 + index))
+        elif move == "look":
+            segments = [recorder.segments[h] for h in (*thread.sees, thread.own.handle)]
+            response = [s.tokens for s in segments if s.tokens and s.origins[0] != "prompt"]
+            assert known[thread.name].of(recorder, thread) == {i for t in response for i in t}
 
 
 def test_a_choice_takes_no_more_work_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

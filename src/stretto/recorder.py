@@ -257,7 +257,7 @@ class Recorder:
 
     def fed(self, thread: OpenThread, count: int) -> None:
         """The model has consumed the thread's first `count` unfed tokens."""
-        self.num_unfed -= len(thread.unfed[:count])
+        self.num_unfed -= min(count, len(thread.unfed))
         del thread.unfed[:count]
         if not thread.unfed:
             for handle in thread.deferred:

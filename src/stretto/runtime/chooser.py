@@ -11,7 +11,7 @@ import torch
 
 from stretto.dialects.base import Legal
 from stretto.params import SamplingParams
-from stretto.recorder import OpenThread, Recorder
+from stretto.recorder import OpenSegment, OpenThread, Recorder
 from stretto.runtime.quick import Ids, Row, quick_draw
 from stretto.runtime.sampler import Sampling, draw, penalised, uniform
 
@@ -33,6 +33,7 @@ class Chooser:
         self._sampling = Sampling(
             params.temperature, params.top_k, params.top_p, params.repetition_penalty
         )
+        self._seen: dict[str, SeenIds] = {}
         self._masks: WeakKeyDictionary[Legal, tuple[Ids, bool]] = WeakKeyDictionary()
 
     def choose(
@@ -51,9 +52,9 @@ class Chooser:
         return token, float(logits[token]) - float(logits[best]) + math.log(share)
 
     def _draw(self, recorder: Recorder, thread: OpenThread, logits: Row, best: int) -> int:
-        sampling, seen = self._sampling, None
-        row = logits
-        if sampling.repetition_penalty != 1.0 and (seen := seen_ids(recorder, thread)):
+        sampling, seen, row = self._sampling, None, logits
+        if sampling.repetition_penalty != 1.0:
+            seen = self._seen.setdefault(thread.name, SeenIds()).of(recorder, thread)
             row = penalised(torch.from_numpy(logits), sampling.repetition_penalty, seen).numpy()
             best = int(row.argmax())
         number = 0.0
@@ -81,11 +82,26 @@ class Chooser:
         return row
 
 
-def seen_ids(recorder: Recorder, thread: OpenThread) -> set[int]:
-    """Response token ids visible to the thread: what its repetition penalty is about."""
-    seen: set[int] = set()
-    for handle in (*thread.sees, thread.own.handle):
-        segment = recorder.segments[handle]
-        if segment.tokens and segment.origins[0] != "prompt":
-            seen.update(segment.tokens)
-    return seen
+class SeenIds:
+    """Response ids visible to a thread: what its repetition penalty is about. Brought forward by
+    what the thread has placed, and gathered anew when its view has changed."""
+
+    def __init__(self) -> None:
+        self._view: tuple[int, int] | None = None
+        self._ids: set[int] = set()
+        self._num_own = 0
+
+    def of(self, recorder: Recorder, thread: OpenThread) -> set[int]:
+        own, view = thread.own, (thread.bits, thread.own.handle)
+        if view != self._view:
+            self._view, self._num_own = view, 0
+            segments = [recorder.segments[handle] for handle in thread.sees]
+            self._ids = {i for s in segments if _is_response(s) for i in s.tokens}
+        if _is_response(own):
+            self._ids.update(own.tokens[self._num_own :])
+            self._num_own = len(own.tokens)
+        return self._ids
+
+
+def _is_response(segment: OpenSegment) -> bool:
+    return bool(segment.tokens) and segment.origins[0] != "prompt"

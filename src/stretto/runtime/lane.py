@@ -36,11 +36,12 @@ class Lane:
     def announce(self, move: Place, position: int, step: int) -> None:
         """Emits a placed token, once it is settled whether it is text."""
         drawn = is_drawn(move.origin)
+        is_settled = not (move.tentative or self.unsettled)
         event = events.Token(
             thread=self.thread.name,
             index=self.num_placed,
             token=move.token,
-            text="",
+            text=self.text.push(move.token, move.markup) if is_settled else "",
             markup=move.markup,
             origin=move.origin,
             position=position,
@@ -48,6 +49,9 @@ class Lane:
             logprob=self.logprob if drawn else None,
         )
         self.num_placed += 1
+        if is_settled:
+            self.log.emit(event)
+            return
         self.unsettled.append(event)
         if not move.tentative:
             self.settle()

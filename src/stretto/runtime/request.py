@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
@@ -20,18 +19,16 @@ from stretto.params import SamplingParams
 from stretto.recorder import MAIN, OpenThread, Recorder
 from stretto.runtime import events
 from stretto.runtime.chooser import Chooser, Script
+from stretto.runtime.feed import Feed
 from stretto.runtime.lane import Lane
 from stretto.runtime.memory import RequestMemory
 from stretto.runtime.pool import Pool
 from stretto.runtime.quick import Row
-from stretto.runtime.text import Decode, Document, ThreadText
-from stretto.runtime.views import Run, View, runs_of
+from stretto.runtime.text import Decode, Document, Pieces, ThreadText
+from stretto.runtime.views import Run, View
 from stretto.trace import is_drawn
 
 __all__ = ["Request", "Script", "Timing"]
-
-LaneRows = tuple[Lane, dict[int, int]]
-"""Of one lane, how many tokens of which segments a pass feeds."""
 
 
 @dataclass(slots=True)
@@ -74,14 +71,14 @@ class Request:
         self.error: str | None = None
         self.is_abandoned = False  # nobody will read the answer: to be cancelled by the next pass
         self.recorder = Recorder(prompt, session.main_role, max_positions)
-        self.document = Document(self.recorder, decode)
+        self._decode = Pieces(decode)  # for the events and for the document
+        self.document = Document(self.recorder, self._decode)
         self._cut: int | None = None
         self._stop_ids = end_ids | params.stop_ids
         self._chooser = Chooser(params, sample, script)
-        self._decode = decode
         session.budget = lambda: self.remaining_budget
-        self._next: tuple[int, list[LaneRows]] | None = None  # what `_next_rows` last found
         self._lanes: dict[str, Lane] = {}  # of threads that are open or have something unfed
+        self.feed = Feed(self.recorder, self.memory, self._lanes)
         self._open_lane(self.recorder.threads[MAIN], at=0)
 
     # -- reading -------------------------------------------------------------------------------
@@ -101,31 +98,9 @@ class Request:
 
     # -- one pass ------------------------------------------------------------------------------
 
-    def pages_needed(self, pool: Pool, limit: int) -> int:
-        """Free pages that the next pass of at most `limit` rows takes."""
-        return self.memory.pages_needed(pool, (rows for _, rows in self._next_rows(limit)))
-
-    def allocate(self, pool: Pool, limit: int) -> list[Run]:
-        """Takes the slots of the next pass and returns its runs."""
-        chosen = self._next_rows(limit)
-        self.memory.extend(pool, (rows for _, rows in chosen))
-        runs: list[Run] = []
-        for lane, rows in chosen:
-            wants = lane.thread.is_open and not lane.moves
-            runs += runs_of(lane.view, self.recorder.segments, sum(rows.values()), wants)
-        return runs
-
     def fed(self, runs: list[Run], logits: Float[Tensor, "logit_rows vocab"], pool: Pool) -> None:
         """The pass has run: keeps its logits, and once every thread is fed, takes a step."""
-        rows = iter(np.ascontiguousarray(logits.numpy()))
-        self._next = None
-        for run in runs:
-            thread = run.view.thread
-            self.recorder.fed(thread, len(run.tokens))
-            if run.num_logits:
-                self._lanes[thread.name].logits = next(rows)
-            if not thread.is_open and not thread.unfed:
-                del self._lanes[thread.name]
+        self.feed.fed(runs, logits)
         if not self.recorder.num_unfed:
             self._take_step()
             if not self.is_done and not self.recorder.num_unfed:
@@ -151,33 +126,6 @@ class Request:
             self.error = error
             self.finish_reason = "error"
             self.timing.finished = time.perf_counter()
-
-    # -- internals: rows -----------------------------------------------------------------------
-
-    def _next_rows(self, limit: int) -> list[LaneRows]:
-        """The next `limit` unfed tokens in placement order: per lane, tokens per segment.
-
-        Found once a pass: what is unfed changes only in `fed`, and where the request ends.
-        """
-        if self._next is None or self._next[0] != limit:
-            self._next = limit, self._find_rows(limit)
-        return self._next[1]
-
-    def _find_rows(self, limit: int) -> list[LaneRows]:
-        lanes = [lane for lane in self._lanes.values() if lane.thread.unfed]
-        last = None
-        if self.recorder.num_unfed > limit:
-            last = sorted(u.order for lane in lanes for u in lane.thread.unfed)[limit - 1]
-        chosen = []
-        for lane in lanes:
-            counts: dict[int, int] = {}
-            for unfed in lane.thread.unfed:
-                if last is not None and unfed.order > last:
-                    break
-                counts[unfed.segment] = counts.get(unfed.segment, 0) + 1
-            if counts:
-                chosen.append((lane, counts))
-        return chosen
 
     # -- internals: one step of the clock ------------------------------------------------------
 

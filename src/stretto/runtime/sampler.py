@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -63,7 +64,7 @@ def penalised(
     logits: Float[Tensor, "vocab"], penalty: float, seen: set[int]
 ) -> Float[Tensor, "vocab"]:
     """A copy with the penalty applied to the `seen` ids; what is at -inf stays there."""
-    index = torch.tensor(sorted(seen), dtype=torch.long)
+    index = torch.from_numpy(np.fromiter(seen, dtype=np.int64, count=len(seen)))
     values = logits[index].double()
     limit = torch.finfo(logits.dtype).max  # a legal token stays legal, an illegal one illegal
     changed = torch.where(values > 0, values / penalty, values * penalty).clamp(-limit, limit)

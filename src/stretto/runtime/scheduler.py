@@ -76,11 +76,11 @@ class Scheduler:
     def _admit(self) -> None:
         if not self.waiting:
             return
-        spoken_for = sum(r.pages_needed(self.pool, self.max_rows) for r in self.running)
+        spoken_for = sum(r.feed.pages_needed(self.pool, self.max_rows) for r in self.running)
         while self.waiting:
             request = self.waiting[0]
             need = request.memory.pages_to_restore(self.pool)
-            need += request.pages_needed(self.pool, self.max_rows)
+            need += request.feed.pages_needed(self.pool, self.max_rows)
             if spoken_for + need > self.pool.num_free_pages and self.running:
                 return
             spoken_for += need
@@ -95,7 +95,7 @@ class Scheduler:
         for request in list(self.running):
             if request not in self.running:
                 continue
-            need = request.pages_needed(self.pool, self.max_rows)
+            need = request.feed.pages_needed(self.pool, self.max_rows)
             while spoken_for + need > self.pool.num_free_pages and self.running[-1] is not request:
                 self._preempt(self.running[-1])
             if spoken_for + need <= self.pool.num_free_pages:
@@ -114,7 +114,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _run(self, batch: list[Request]) -> None:
-        runs = [request.allocate(self.pool, self.max_rows) for request in batch]
+        runs = [request.feed.allocate(self.pool, self.max_rows) for request in batch]
         try:
             logits = self.engine.forward([run for own in runs for run in own])
             row = 0

@@ -12,6 +12,22 @@ Decode = Callable[[Sequence[int]], str]
 INCOMPLETE = "\ufffd"
 
 
+class Pieces:
+    """A `Decode` that remembers what each id alone gives: most runs end after one id."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._known: dict[int, str] = {}
+
+    def __call__(self, ids: Sequence[int]) -> str:
+        if len(ids) != 1:
+            return self._decode(ids)
+        text = self._known.get(ids[0])
+        if text is None:
+            text = self._known[ids[0]] = self._decode(ids)
+        return text
+
+
 class Detokenizer:
     """Decodes one run of ids as it grows. A character is given out when its last byte is there."""
 
