@@ -16,6 +16,7 @@ from stubs import StubEngine
 
 from stretto.bench import forks, report, step
 from stretto.bench.bookkeeping import count_bookkeeping
+from stretto.bench.journal import Journal
 from stretto.bench.machine import describe_machine, matmul_dtype, matmul_peak, read_bandwidth
 from stretto.bench.pairs import bootstrap_median, rounded, run_pair
 from stretto.bench.program import (
@@ -58,12 +59,23 @@ def silent(line: str) -> None:
     pass
 
 
+def fresh() -> Journal:
+    return Journal(None, {}, silent)
+
+
 # -- forks -------------------------------------------------------------------------------------
 
 
 def test_rows_of_forks(tiny_target: Target) -> None:
     rows, records = forks.measure(
-        tiny_target, [1, 3], num_tokens=5, num_prompt=7, num_pairs=2, seed=0, report=silent
+        tiny_target,
+        [1, 3],
+        num_tokens=5,
+        num_prompt=7,
+        num_pairs=2,
+        seed=0,
+        journal=fresh(),
+        report=silent,
     )
     assert [list(row) for row in rows] == [FORK_KEYS] * 2
     assert [row["theoretical"] for row in rows] == [1.0, 3.0]
@@ -112,20 +124,24 @@ def test_different_tokens_on_the_two_sides_are_noticed(monkeypatch: pytest.Monke
 
 
 def test_too_little_room_is_refused_with_both_numbers() -> None:
-    options: Any = {"num_prompt": 8, "num_pairs": 1, "seed": 0, "report": silent}
+    options: Any = {"num_prompt": 8, "num_pairs": 1, "seed": 0, "journal": fresh()}
+    options |= {"report": silent}
     with pytest.raises(InvalidInput, match=r"489 positions .* 64"):
         forks.measure(stub_target(max_positions=64), [1, 8], num_tokens=60, **options)
     with pytest.raises(InvalidInput, match=r"497 KV slots .* 490"):
         forks.measure(stub_target(num_slots=490), [8], num_tokens=60, **options)
+    seeded: Any = {"seed": 0, "journal": fresh(), "report": silent}
     with pytest.raises(InvalidInput, match="138 KV slots"):
-        step.measure(stub_target(num_slots=137), [1, 12], [18], num_pairs=1, seed=0, report=silent)
+        step.measure(stub_target(num_slots=137), [1, 12], [18], num_pairs=1, **seeded)
 
 
 # -- step --------------------------------------------------------------------------------------
 
 
 def test_rows_of_step(tiny_target: Target) -> None:
-    rows, records = step.measure(tiny_target, [1, 3], [2, 20], num_pairs=3, seed=0, report=silent)
+    rows, records = step.measure(
+        tiny_target, [1, 3], [2, 20], num_pairs=3, seed=0, journal=fresh(), report=silent
+    )
     assert [(row["context"], row["rows"]) for row in rows] == [(2, 1), (2, 3), (20, 1), (20, 3)]
     for row in rows:
         assert 0 < row["low"] <= row["ratio"] <= row["high"]
@@ -156,8 +172,6 @@ def test_a_step_draws_and_logs_what_it_draws() -> None:
     target = stub_target()
     request = step._request(target, [2, 1], 10, seed=0)
     step._decode(target, request)
-    assert request.script is not None
-    assert {request.script(child_name(i), 3) for i in range(3)} == {None}
     first, second = (drawn_tokens(request, child_name(i)) for i in (0, 1))
     assert len(first) == len(second) == step.BURST_TOKENS - 1
     assert first != second
@@ -307,7 +321,7 @@ def test_a_failed_write_leaves_the_old_file(
 
 @pytest.fixture
 def fake_load(tiny_target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stretto.cli.bench._load", lambda *_: tiny_target)
+    monkeypatch.setattr("stretto.bench.source.Source.target", lambda *_, **__: tiny_target)
     monkeypatch.setattr("stretto.bench.machine.BUFFER_BYTES", 2**20)
     monkeypatch.setattr("stretto.bench.machine.MATMUL_SIZE", 32)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from stretto.runtime.request import Request
 from stretto.runtime.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from stretto.bench.journal import Cell, Journal
     from stretto.dialects.base import Session
     from stretto.runtime.request import Script
 
@@ -106,26 +108,32 @@ def decode(target: Target, request: Request) -> Timed:
 
 def measure(
     target: Target, forks: Sequence[int], *, num_tokens: int, num_prompt: int, num_pairs: int,
-    seed: int, report: Report,
+    seed: int, journal: Journal, report: Report,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
     """A row per number of forks, and one record per side of each pair.
 
     Raises `InvalidInput` if the model or the pool is too small for it.
     """
     target.check_room(*room_needed(max(forks), num_tokens, num_prompt))
-    rows, records = [], []
+    cells = []
     for k in forks:
         work = make_workload(target, k, num_tokens, num_prompt, seed)
-        pairs = [_pair(target, work, pair) for pair in range(-1, num_pairs)][1:]
-        records += [
-            {"forks": k, "pair": i, "side": side, "position": (i + j) % 2}
-            | {"decode_s": timed.decode_s, "steps": timed.steps}
-            for i, pair in enumerate(pairs)
-            for j, (side, timed) in enumerate(zip(("parallel", "sequential"), pair, strict=True))
-        ]
-        rows.append(_row(k, num_tokens, pairs, seed))
-        report(f"{k} forks: {rows[-1]['realized']:.2f} of {rows[-1]['theoretical']:.2f}")
-    return rows, records
+        cells.append(journal.cell(f"{k}", partial(_cell, target, work, num_pairs, seed)))
+        row = cells[-1]["row"]
+        report(f"{k} forks: {row['realized']:.2f} of {row['theoretical']:.2f}")
+    return [c["row"] for c in cells], [r for c in cells for r in c["records"]]
+
+
+def _cell(target: Target, work: Workload, num_pairs: int, seed: int) -> Cell:
+    k = len(work.chunks)
+    pairs = [_pair(target, work, pair) for pair in range(-1, num_pairs)][1:]
+    records = [
+        {"forks": k, "pair": i, "side": side, "position": (i + j) % 2}
+        | {"decode_s": timed.decode_s, "steps": timed.steps}
+        for i, pair in enumerate(pairs)
+        for j, (side, timed) in enumerate(zip(("parallel", "sequential"), pair, strict=True))
+    ]
+    return {"row": _row(k, len(work.chunks[0]), pairs, seed), "records": records}
 
 
 def _pair(target: Target, work: Workload, pair: int) -> tuple[Timed, Timed]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from stretto.dialects.plain import PlainSession
@@ -49,7 +49,8 @@ class Work:
 class Target:
     """What is measured: an engine, and ids that may stand in a text.
 
-    `weight_bytes`: what one pass must read of the weights, each once; None if not known, as `work`.
+    `weight_bytes`: what one pass must read of the weights, each once; None if not known, as `work`
+    and, without a tokenizer, `encode`.
     """
 
     engine: Engine
@@ -60,13 +61,15 @@ class Target:
     device: str = "cpu"
     weight_bytes: int | None = None
     work: Work | None = None
+    encode: Callable[[str], Sequence[int]] | None = None
 
     @classmethod
     def of(cls, lm: LM) -> Self:
         vocabulary = lm.vocabulary
         barred = {*vocabulary.control.values(), *vocabulary.spare_ids, *vocabulary.end_ids}
         ids = [i for i in range(vocabulary.size) if i not in barred]
-        return cls.over(lm.engine, ids, vocabulary.decode, lm.name, lm.model)
+        target = cls.over(lm.engine, ids, vocabulary.decode, lm.name, lm.model)
+        return replace(target, encode=vocabulary.encode)
 
     @classmethod
     def over(

@@ -45,14 +45,18 @@ def prepare_folder(out: Path) -> None:
         ) from None
 
 
-def save(out: Path, rows: Rows, records: Rows, figure: Figure, run: dict[str, Any]) -> None:
-    """Writes `pairs.jsonl`, `summary.csv`, `plot.png` and `run.json`, each atomically.
+def save(
+    out: Path, rows: Rows, records: Rows, figure: Figure, run: dict[str, Any], **tables: Rows
+) -> None:
+    """Writes `pairs.jsonl`, `summary.csv`, `plot.png` and `run.json`, each atomically, and a CSV
+    file per further table.
 
     `run.json` comes last: a folder that has it is complete.
     """
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
     write_atomically(out / "pairs.jsonl", "".join(lines).encode())
-    write_atomically(out / "summary.csv", to_csv(rows).encode())
+    for name, table in {"summary": rows, **tables}.items():
+        write_atomically(out / f"{name}.csv", to_csv(table).encode())
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=150)
     write_atomically(out / "plot.png", picture.getvalue())
@@ -86,6 +90,19 @@ def plot_step(rows: Rows) -> Figure:
         _errors(axes, [row["rows"] for row in own], own, "ratio", f"context {context}")
     axes.axhline(1, linestyle="--", color="gray")
     return _finished(figure, axes, list(dict.fromkeys(row["rows"] for row in rows)))
+
+
+def plot_peers(rows: Rows) -> Figure:
+    """Our speed over each peer's, by number of sequences, a line per peer and own dtype."""
+    figure, axes = _figure("sequences", "our tokens per second / the peer's")
+    for context, ours, peer in dict.fromkeys((r["context"], r["ours"], r["peer"]) for r in rows):
+        own = [r for r in rows if (r["context"], r["ours"], r["peer"]) == (context, ours, peer)]
+        label = f"{ours.removeprefix('stretto ')} / {peer}, context {context}"
+        _errors(axes, [row["rows"] for row in own], own, "ratio", label)
+    axes.axhline(1, linestyle="--", color="gray")
+    figure = _finished(figure, axes, list(dict.fromkeys(row["rows"] for row in rows)))
+    axes.legend(fontsize="x-small")
+    return figure
 
 
 def _figure(x: str, y: str) -> tuple[Figure, Any]:

@@ -6,6 +6,8 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from stretto.runtime.scheduler import MAX_ROWS, Scheduler
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from stretto.bench.journal import Cell, Journal
     from stretto.engines.base import Engine
     from stretto.runtime.views import Run
 
@@ -102,26 +105,31 @@ class TimedEngine:
 
 def measure(
     target: Target, rows: Sequence[int], contexts: Sequence[int], *, num_pairs: int, seed: int,
-    report: Report,
+    journal: Journal, report: Report,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
     """A row per context and number of rows, and one record per burst.
 
     Raises `InvalidInput` if the model or the pool is too small for it.
     """
     target.check_room(*room_needed(max(rows), max(contexts)))
-    summary, records = [], []
-    for context in contexts:
-        for num_rows in rows:
-            pairs = measure_bursts(target, num_rows, context, num_pairs, seed)
-            records += [
-                {"context": context, "rows": burst.rows, "against": num_rows, "pair": pair}
-                | {"side": side, "pass_s": burst.engine_s, "step_s": burst.step_s}
-                for pair, sides in enumerate(pairs)
-                for side, burst in zip(("rows", "one_row"), sides, strict=True)
-            ]
-            summary.append(_row(context, pairs, seed))
-            report(f"context {context}, {num_rows} rows: {summary[-1]['ratio']:.3f} of one row")
-    return summary, records
+    cells = []
+    for context, num_rows in product(contexts, rows):
+        compute = partial(_cell, target, num_rows, context, num_pairs, seed)
+        cells.append(journal.cell(f"{context}/{num_rows}", compute))
+        row = cells[-1]["row"]
+        report(f"context {context}, {num_rows} rows: {row['step_ratio']:.3f} of one row")
+    return [c["row"] for c in cells], [r for c in cells for r in c["records"]]
+
+
+def _cell(target: Target, num_rows: int, context: int, num_pairs: int, seed: int) -> Cell:
+    pairs = measure_bursts(target, num_rows, context, num_pairs, seed)
+    records = [
+        {"context": context, "rows": burst.rows, "against": num_rows, "pair": pair}
+        | {"side": side, "pass_s": burst.engine_s, "step_s": burst.step_s}
+        for pair, sides in enumerate(pairs)
+        for side, burst in zip(("rows", "one_row"), sides, strict=True)
+    ]
+    return {"row": _row(context, pairs, seed), "records": records}
 
 
 def room_needed(num_rows: int, context: int) -> tuple[int, int]:

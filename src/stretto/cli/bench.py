@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stretto.cli import bench_parts as parts
 from stretto.cli import options
+from stretto.cli.bench_parts import AsJson, Out, Pairs, Place, RandomShape, Seed
 from stretto.models.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+    from stretto.bench.journal import Journal
+    from stretto.bench.peers import Kind, Plan
     from stretto.bench.program import Target
 
 app = typer.Typer(no_args_is_help=True, help="Measure the runtime on this machine.")
-
-Pairs = Annotated[int, typer.Option(help="Interleaved pairs after the warm-up; few say little.")]
-Seed = Annotated[int, typer.Option(help="Of the forced tokens and the bootstrap.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Out = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Write raw pairs, summary, plot, run.json here.")
-]
 
 
 @app.command("forks")
@@ -33,6 +27,7 @@ def bench_forks(
     pairs: Pairs = 7,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 64,
     model: options.Model = DEFAULT_MODEL,
+    random_shape: RandomShape = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
     threads: options.Threads = None,
@@ -41,15 +36,18 @@ def bench_forks(
     out: Out = None,
 ) -> None:
     """Time k forks of n forced tokens against the same tokens one after the other."""
-    counts = _numbers("--forks", forks)
-    _check(tokens=tokens, pairs=pairs, prompt_tokens=prompt_tokens, threads=threads)
-    _prepare(out)
+    counts = parts.numbers("--forks", forks)
+    parts.check(tokens=tokens, pairs=pairs, prompt_tokens=prompt_tokens, threads=threads)
+    parts.prepare(out)
     from stretto.bench import report
     from stretto.bench.forks import DEFINITIONS, measure, room_needed
     from stretto.bench.machine import describe_machine
 
-    room = room_needed(max(counts), tokens, prompt_tokens)
-    target = _load(model, dtype, device, threads, room)
+    place = Place.of(model, random_shape, seed, dtype=dtype, device=device, threads=threads)
+    target = place.target(room_needed(max(counts), tokens, prompt_tokens))
+    settings = {"forks": counts, "tokens": tokens, "prompt_tokens": prompt_tokens, "pairs": pairs}
+    settings |= {"seed": seed}
+    journal = parts.start_journal(out, "forks", place, settings)
     rows, records = measure(
         target,
         counts,
@@ -57,13 +55,14 @@ def bench_forks(
         num_prompt=prompt_tokens,
         num_pairs=pairs,
         seed=seed,
-        report=_progress,
+        journal=journal,
+        report=parts.progress,
     )
-    settings = {"forks": counts, "tokens": tokens, "prompt_tokens": prompt_tokens, "pairs": pairs}
-    run = _run("forks", target, settings | {"seed": seed}, DEFINITIONS, describe_machine(device))
     if out is not None:
-        _save(out, rows, records, report.plot_forks(rows), run)
-    _print(rows if as_json else None, report.format_table(rows))
+        run = parts.describe("forks", target, settings, DEFINITIONS, describe_machine(device))
+        parts.save(out, rows, records, report.plot_forks(rows), run)
+        journal.finish()
+    parts.show(rows if as_json else None, report.format_table(rows))
 
 
 @app.command("step")
@@ -73,6 +72,7 @@ def bench_step(
     context: Annotated[str, typer.Option(help="Lengths of the shared prefix.")] = "128,512,2048",
     pairs: Pairs = 7,
     model: options.Model = DEFAULT_MODEL,
+    random_shape: RandomShape = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
     threads: options.Threads = None,
@@ -81,23 +81,29 @@ def bench_step(
     out: Out = None,
 ) -> None:
     """Time a step and its pass for r rows against one row; shares of bandwidth and FLOPs."""
-    counts, contexts = _numbers("--rows", rows), _numbers("--context", context, low=2)
-    _check(pairs=pairs, threads=threads)
-    _prepare(out)
-    from stretto.bench import report
-    from stretto.bench.step import room_needed
+    counts, contexts = parts.numbers("--rows", rows), parts.numbers("--context", context, low=2)
+    parts.check(pairs=pairs, threads=threads)
+    parts.prepare(out)
+    from stretto.bench import bookkeeping, report, step
 
-    target = _load(model, dtype, device, threads, room_needed(max(counts), max(contexts)))
+    place = Place.of(model, random_shape, seed, dtype=dtype, device=device, threads=threads)
+    target = place.target(step.room_needed(max(counts), max(contexts)))
     settings = {"rows": counts, "context": contexts, "pairs": pairs, "seed": seed}
-    result, records = _measure_step(target, counts, contexts, pairs, seed)
+    journal = parts.start_journal(out, "step", place, settings)
+    result, records = _measure_step(
+        target, counts, contexts, pairs=pairs, seed=seed, journal=journal
+    )
     if out is not None:
-        run = _describe_step(target, settings, result)
-        _save(out, result["rows"], records, report.plot_step(result["rows"]), run)
-    _print(result if as_json else None, _step_text(result))
+        definitions = step.DEFINITIONS | bookkeeping.DEFINITIONS
+        run = parts.describe("step", target, settings, definitions, result["machine"])
+        run |= {"bookkeeping": result["bookkeeping"]}
+        parts.save(out, result["rows"], records, report.plot_step(result["rows"]), run)
+        journal.finish()
+    parts.show(result if as_json else None, _step_text(result))
 
 
 def _measure_step(
-    target: Target, rows: list[int], contexts: list[int], pairs: int, seed: int
+    target: Target, rows: list[int], contexts: list[int], *, pairs: int, seed: int, journal: Journal
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What `--json` prints, and a record per burst."""
     from stretto.bench.bookkeeping import count_bookkeeping
@@ -111,7 +117,9 @@ def _measure_step(
 
     dtype, device = target.dtype, target.device
     before = read_bandwidth(device), matmul_peak(dtype, device)
-    summary, records = measure(target, rows, contexts, num_pairs=pairs, seed=seed, report=_progress)
+    summary, records = measure(
+        target, rows, contexts, num_pairs=pairs, seed=seed, journal=journal, report=parts.progress
+    )
     bandwidth = max(before[0], read_bandwidth(device))
     flops = max(before[1], matmul_peak(dtype, device))
     machine = {
@@ -125,16 +133,6 @@ def _measure_step(
     summary = with_rooflines(summary, target.weight_bytes, target.work, bandwidth, flops)
     bookkeeping = count_bookkeeping(rows)
     return {"rows": summary, "machine": machine, "bookkeeping": bookkeeping}, records
-
-
-def _describe_step(
-    target: Target, settings: dict[str, Any], result: dict[str, Any]
-) -> dict[str, Any]:
-    from stretto.bench import bookkeeping, step
-
-    definitions = step.DEFINITIONS | bookkeeping.DEFINITIONS
-    run = _run("step", target, settings, definitions, result["machine"])
-    return run | {"bookkeeping": result["bookkeeping"]}
 
 
 def _step_text(result: dict[str, Any]) -> str:
@@ -155,102 +153,93 @@ def _roofline_line(machine: dict[str, Any]) -> str:
     )
 
 
-def _numbers(option: str, text: str, low: int = 1) -> list[int]:
-    """Whole numbers between commas, each at least `low`, without repetitions."""
-    from stretto.errors import InvalidInput
+@app.command("peers")
+def bench_peers(
+    *,
+    peers: Annotated[str, typer.Option(help="Runtimes to compare with.")] = (
+        "llama.cpp,transformers"
+    ),
+    rows: Annotated[str, typer.Option(help="Numbers of sequences.")] = "1,4,8",
+    context: Annotated[str, typer.Option(help="Lengths of the shared prompt.")] = "128",
+    tokens: Annotated[int, typer.Option(help="Steps timed in a run.")] = 32,
+    forks: Annotated[int, typer.Option(help="Threads end to end; 0 leaves this out.")] = 4,
+    fork_tokens: Annotated[int, typer.Option(help="Tokens of each of these threads.")] = 128,
+    pairs: Pairs = 7,
+    model: options.Model = DEFAULT_MODEL,
+    random_shape: RandomShape = False,
+    dtype: Annotated[str, typer.Option(help="Of our side; several between commas.")] = "auto",
+    threads: options.Threads = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Time decoding against other runtimes: same prompts, weights, process, all cores."""
+    counts, contexts = parts.numbers("--rows", rows), parts.numbers("--context", context, low=2)
+    parts.check(tokens=tokens, fork_tokens=fork_tokens, pairs=pairs, threads=threads)
+    parts.check(low=0, forks=forks)
+    dtypes = parts.words("--dtype", dtype)
+    from stretto.bench.peers import Plan, chosen_kinds
 
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < low:
-        raise InvalidInput(
-            f"{option} is {text!r}; give whole numbers of at least {low}, such as 2,4"
-        )
-    return list(dict.fromkeys(numbers))
+    kinds = chosen_kinds(parts.words("--peers", peers))
+    plan = Plan(counts, contexts, tokens, pairs, forks, fork_tokens, seed)
+    parts.prepare(out)
+    from stretto.bench.machine import usable_cores
 
-
-def _check(**values: int | None) -> None:
-    from stretto.errors import InvalidInput
-
-    for name, value in values.items():
-        if value is not None and value < 1:
-            raise InvalidInput(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-
-
-def _prepare(out: Path | None) -> None:
-    if out is not None:
-        from stretto.bench.report import prepare_folder
-
-        prepare_folder(out)
-
-
-def _load(
-    model: str, dtype: str, device: str, threads: int | None, room: tuple[int, int]
-) -> Target:
-    """The model in an engine with `room`: positions, which it must have, and KV slots."""
-    from stretto.bench.program import Target, check_room
-    from stretto.cli.answer import load
-    from stretto.lm import DEFAULT_POOL_SLOTS
-    from stretto.models import resolve
-
-    positions, slots = room
-    check_room(positions, resolve(model).facts.context_length, "positions")
-    lm = load(
-        model,
-        dtype=dtype,
-        device=device,
-        threads=threads,
-        pool_slots=max(DEFAULT_POOL_SLOTS, slots),
-        page_size=1,
-        offline=False,
-    )
-    return Target.of(lm)
-
-
-def _run(
-    name: str, target: Target, settings: dict[str, Any], definitions: dict[str, str],
-    machine: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
-    """What `run.json` holds: enough to know what was measured, and to do it again."""
-    import shlex
-    import sys
-    from datetime import UTC, datetime
-
-    return {
-        "benchmark": name,
-        "command": shlex.join(["stretto", *sys.argv[1:]]),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "model": target.name,
-        "engine": target.engine.name,
-        "dtype": target.dtype,
-        "settings": settings,
-        "machine": machine,
-        "definitions": definitions,
+    threads = usable_cores() if threads is None else threads
+    place = Place.of(model, random_shape, seed, dtype=dtype, threads=threads)
+    settings = {
+        "peers": [kind.name for kind in kinds],
+        "rows": counts,
+        "context": contexts,
+        "tokens": tokens,
+        "forks": forks,
+        "fork_tokens": fork_tokens,
+        "pairs": pairs,
+        "threads": threads,
+        "seed": seed,
     }
+    journal = parts.start_journal(out, "peers", place, settings)
+    targets = [place.target(plan.room_needed(), one) for one in dtypes]
+    result, records = _measure_peers(targets, place, kinds, plan, journal)
+    if out is not None:
+        _save_peers(out, targets, settings, result, records)
+        journal.finish()
+    parts.show(result if as_json else None, _peers_text(result))
 
 
-def _save(
-    out: Path, rows: list[dict[str, Any]], records: list[dict[str, Any]], figure: Figure,
-    run: dict[str, Any],
+def _measure_peers(
+    targets: list[Target], place: Place, kinds: list[Kind], plan: Plan, journal: Journal
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    from stretto.bench import peers
+    from stretto.bench.machine import describe_machine
+
+    lineup = peers.Lineup(place.source, kinds, place.threads or 1, parts.progress)
+    rows, records = peers.measure(targets, lineup, plan, journal, parts.progress)
+    forks, more = peers.measure_forks(targets, lineup, plan, journal, parts.progress)
+    machine = describe_machine() | {"peers": lineup.facts()}
+    result = {"rows": rows, "forks": forks, "peers": peers.statuses(kinds), "machine": machine}
+    return result, records + more
+
+
+def _save_peers(
+    out: Any, targets: list[Target], settings: dict[str, Any], result: dict[str, Any],
+    records: list[dict[str, Any]],
 ) -> None:  # fmt: skip
-    from stretto.bench.report import save
+    from stretto.bench import peers, report
 
-    save(out, rows, records, figure, run)
-    _progress(f"wrote {out}")
-
-
-def _progress(line: str) -> None:
-    from stretto.cli.output import say
-
-    say(line)
+    definitions = peers.DEFINITIONS | peers.FORK_DEFINITIONS
+    run = parts.describe("peers", targets[0], settings, definitions, result["machine"])
+    run |= {"dtype": ",".join(target.dtype for target in targets), "peers": result["peers"]}
+    tables = {"forks": result["forks"]} if result["forks"] else {}
+    parts.save(out, result["rows"], records, report.plot_peers(result["rows"]), run, **tables)
 
 
-def _print(result: object, text: str) -> None:
-    """The result as JSON if there is one, else the text."""
-    from stretto.cli.output import write_json, write_text
+def _peers_text(result: dict[str, Any]) -> str:
+    from stretto.bench.report import format_table
 
-    if result is None:
-        write_text(text + "\n")
-    else:
-        write_json(result)
+    tables = [format_table(result["rows"])]
+    if result["forks"]:
+        tables += ["forks against as many tokens one after the other:"]
+        tables += [format_table(result["forks"])]
+    others = [f"{p['name']}: {p['status']}" for p in result["peers"] if p["status"] != "measured"]
+    return "\n\n".join([*tables, *(["\n".join(others)] if others else [])])
