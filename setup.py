@@ -32,6 +32,7 @@ class BuildKernels(build_ext):
         scratch = Path(self.build_temp, "kernels")
         for folder in (library.parent, scratch):
             folder.mkdir(parents=True, exist_ok=True)
+        library.unlink(missing_ok=True)  # of an earlier build; this one may fail
         log = scratch.resolve() / "compile.log"
         try:
             compiler = recipe["compilers"]()[0]

@@ -36,7 +36,7 @@ class Machine:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check versions, CPU, memory, GPUs, the model cache and the engine.
+    """Check versions, CPU, memory, GPUs, the engine, the CPU kernels and the model cache.
 
     Exits with 0 if all is usable, and with 1 if something is broken; each problem has a way out.
     """
@@ -66,6 +66,7 @@ def all_checks() -> Iterator[Check]:
         ("cuda", _cuda),
         ("bandwidth", _bandwidth),
         ("engine", _engine),
+        ("kernels", _kernels),
         ("offline", _offline),
         ("cache", _cache),
         ("model", _model),
@@ -162,6 +163,39 @@ def _engine(machine: Machine) -> Iterator[Check]:
         else:
             text = "hf honours masks on a tiny random model"
             yield Check(f"engine {dtype}", "ok", text, {"engine": "hf", "dtype": dtype})
+
+
+def _kernels(machine: Machine) -> Iterator[Check]:
+    """Loads the CPU kernels, which may compile them. Where they cannot be had that is a note:
+    everything runs without them, if more slowly."""
+    from stretto.cli.probes import check_kernels
+    from stretto.errors import UnknownName
+    from stretto.kernels import library
+    from stretto.models.progress import shown_on_stderr
+
+    if not machine.has_torch:
+        return
+    try:
+        with shown_on_stderr() as report:
+            kernels = library.load(report)
+    except library.KernelsUnavailable as error:
+        value: dict[str, Any] = {"weights": [], "origin": None, "path": None}
+        yield Check("kernels", "note", f"not used: {error.reason}", value, error.way_out)
+        return
+    except UnknownName as error:
+        yield Check("kernels", "problem", str(error), None, "correct the variable, or unset it")
+        return
+    value = {"weights": kernels.weights, "origin": kernels.origin, "path": str(kernels.path)}
+    try:
+        check_kernels(kernels.weights)
+    except ValueError as error:
+        remedy = f"set {library.SWITCH}=off and report it"
+        yield Check("kernels", "problem", str(error), value, remedy)
+        return
+    origin = {"package": "built with the package", "cache": "compiled on first use"}
+    words = [f"{', '.join(kernels.weights)} weights", f"{origin[kernels.origin]}: {kernels.path}"]
+    words += [f"no {kind}: no {', '.join(names)}" for kind, names in library.lacking().items()]
+    yield Check("kernels", "ok", "; ".join(words), value)
 
 
 def _offline(_: Machine) -> Iterator[Check]:

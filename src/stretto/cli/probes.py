@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -97,3 +97,23 @@ def check_engine(dtype: str) -> None:
         torch.manual_seed(0)
         model = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
     HFEngine(model, num_slots=8)
+
+
+KERNEL_ERRORS = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 5e-2}
+"""Largest deviation from float32 of a packed layer on 128 inputs, per largest output."""
+
+
+def check_kernels(weights: Sequence[str]) -> None:
+    """Runs a small packed layer of each kind. Raises `ValueError` if a result is wrong."""
+    import torch
+
+    from stretto.kernels.linear import PackedLinear
+
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        torch.manual_seed(0)
+        layer, x = torch.nn.Linear(128, 48), torch.randn(3, 128)
+        right = layer(x)
+        for kind in weights:
+            error = float((PackedLinear(layer, kind)(x) - right).abs().max() / right.abs().max())
+            if not error <= KERNEL_ERRORS[kind]:
+                raise ValueError(f"a {kind} layer is wrong by {error:.1%} of its largest output")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from stretto.errors import ModelUnavailable
@@ -46,7 +45,8 @@ def compiled(loads: Callable[[Path], str | None], report: Report | None = None) 
                 path.parent, build, is_good=is_good, needed_bytes=NEEDED_BYTES, report=report
             )
         except ModelUnavailable as error:  # the cache's word for a disk that is full or read-only
-            raise CompileFailed(str(error)) from error
+            reason, _, way_out = str(error).rpartition("; ")
+            raise CompileFailed(reason, way_out) from error
     return path
 
 
@@ -67,6 +67,7 @@ def _compile(library: Path, loads: Callable[[Path], str | None], kept_log: Path)
                 return
             reasons.append(f"the library made by {compiler[0]} cannot be loaded: {reason}")
         library.unlink(missing_ok=True)
-    with suppress(OSError):
-        shutil.copyfile(log, kept_log)
+    if not log.stat().st_size:
+        raise CompileFailed(reasons[0])
+    shutil.copyfile(log, kept_log)
     raise CompileFailed(f"{reasons[0]} (all of it: {kept_log})")

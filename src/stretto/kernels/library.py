@@ -81,8 +81,14 @@ def is_on(switch: str | None = None) -> bool:
 
 def supported_weights() -> tuple[str, ...]:
     """Kinds of weights that this CPU has instructions for."""
+    return tuple(kind for kind in WEIGHTS if kind not in lacking())
+
+
+def lacking() -> dict[str, tuple[str, ...]]:
+    """For each kind of weights that this CPU cannot run, the features that it lacks."""
     features = cpu_features()
-    return tuple(kind for kind, needed in NEEDED.items() if features.issuperset(needed))
+    missing = {kind: tuple(f for f in NEEDED[kind] if f not in features) for kind in WEIGHTS}
+    return {kind: names for kind, names in missing.items() if names}
 
 
 def cpu_features() -> frozenset[str]:
@@ -109,7 +115,10 @@ def _machine_features() -> frozenset[str]:
 @cache  # called for every packed layer; `switch` and `without` are what the answer depends on
 def _load(switch: str, without: str, report: Report | None) -> Kernels:
     if not is_on(switch):
-        raise KernelsUnavailable(f"the CPU kernels are switched off by {SWITCH}={switch}", WAY_OUT)
+        raise KernelsUnavailable(
+            f"the CPU kernels are switched off by {SWITCH}={switch}",
+            f"unset {SWITCH}, or {WAY_OUT}",
+        )
     platform = sysconfig.get_platform()
     if not is_for(platform):
         raise KernelsUnavailable(
@@ -117,10 +126,10 @@ def _load(switch: str, without: str, report: Report | None) -> Kernels:
         )
     weights = supported_weights()
     if not weights:
-        lacking = ", ".join(f for f in BASE_FEATURES if f not in cpu_features())
+        names = ", ".join(lacking()["float32"])
         by_name = f" ({WITHOUT}={without})" if without else ""
         raise KernelsUnavailable(
-            f"this CPU has no {lacking}, which the CPU kernels need{by_name}", WAY_OUT
+            f"this CPU has no {names}, which the CPU kernels need{by_name}", WAY_OUT
         )
     packaged = Path(__file__).with_name(LIBRARY)
     if _why_not(packaged) is None:
@@ -130,7 +139,9 @@ def _load(switch: str, without: str, report: Report | None) -> Kernels:
     try:
         path = compiled(_why_not, report)
     except CompileFailed as error:
-        raise KernelsUnavailable(f"the CPU kernels cannot be compiled: {error}", WAY_OUT) from error
+        raise KernelsUnavailable(
+            f"the CPU kernels cannot be compiled: {error}", f"{error.way_out}, or {WAY_OUT}"
+        ) from error
     return Kernels(_open(path), path, weights, "cache")
 
 

@@ -24,10 +24,15 @@ COMPILE_FLAGS = (
 """Linked without -fopenmp: the OpenMP that torch has loaded already must be the one in use.
 -w: the vector headers of some compilers warn on every line."""
 COMPILE_TIMEOUT_S = 600.0
+CORRECT_CXX = "correct or unset CXX"
 
 
 class CompileFailed(Exception):
-    """No compiler, or one that cannot compile the kernels; the message is one line."""
+    """There is no compiler, or none that can compile the kernels; the message is one line."""
+
+    def __init__(self, reason: str, way_out: str = "install g++ 10 or newer") -> None:
+        super().__init__(reason)
+        self.way_out = way_out
 
 
 def is_for(platform: str) -> bool:
@@ -51,9 +56,9 @@ def compilers() -> list[list[str]]:
         try:
             command = shlex.split(own)
         except ValueError as error:
-            raise CompileFailed(f"CXX={own!r} cannot be parsed: {error}") from error
+            raise CompileFailed(f"CXX={own!r} cannot be parsed: {error}", CORRECT_CXX) from error
         if shutil.which(command[0]) is None:
-            raise CompileFailed(f"CXX={own!r} is not found")
+            raise CompileFailed(f"CXX={own!r} is not found", CORRECT_CXX)
         return [command]
     found: dict[str, str] = {}  # c++ is often another name of g++
     for name in ("c++", "g++", "clang++"):
