@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 import shutil
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from stretto.dialects import get_dialect
+from stretto.engines.choose import AUTO as AUTO_ENGINE
+from stretto.engines.choose import check_engine, make_engine
 from stretto.errors import InvalidInput, PromptTooLong, Unsupported
 from stretto.methods import AUTO, get_method
 from stretto.params import SamplingParams, check_int
@@ -49,6 +51,7 @@ class LM:
         page_size: int = 1,
         model: Any = None,
         tokenizer: Any = None,
+        reload: Callable[[], Any] | None = None,
     ) -> None:
         from stretto.runtime.pool import Pool
         from stretto.runtime.scheduler import Scheduler
@@ -62,7 +65,8 @@ class LM:
         self.vocabulary = vocabulary
         self.card = card
         self.name = name
-        self.model = model
+        self._model = model
+        self._reload = reload
         self.tokenizer = tokenizer
         self.has_chat_template = bool(getattr(tokenizer, "chat_template", None))
         self._new_session = get_dialect(card.dialect).sessions(
@@ -78,17 +82,20 @@ class LM:
         *,
         dtype: str = "auto",
         device: str = "cpu",
+        engine: str = AUTO_ENGINE,
         pool_slots: int = DEFAULT_POOL_SLOTS,
         page_size: int = 1,
         offline: bool | None = None,
     ) -> Self:
         """Loads a model: the embedded default, a folder, a GGUF file or a hub name.
 
-        `pool_slots` KV slots are allocated at once, for all requests together. Raises
-        `ModelUnavailable`, `UnknownName` or `Unsupported`, each naming a way out.
+        `dtype` int8 stands for int8 weights in a bfloat16 model. `engine` is auto, hf, packed,
+        fused or flex. `pool_slots` KV slots are allocated at once, for all requests together.
+        Raises `ModelUnavailable`, `UnknownName` or `Unsupported`, each naming a way out.
         """
         from stretto.models import DEFAULT_MODEL, load_hf, resolve
 
+        check_engine(engine)
         resolved = resolve(name_or_path or DEFAULT_MODEL, offline=offline)
         model, tokenizer = load_hf(resolved.path, dtype=dtype, device=device)
         from stretto.tokens import ModelCard
@@ -96,7 +103,15 @@ class LM:
         card = ModelCard.load(resolved.path)
         card.check_tokenizer(tokenizer.backend_tokenizer, resolved.path)
         return cls._build(
-            model, tokenizer, card, name=resolved.name, pool_slots=pool_slots, page_size=page_size
+            model,
+            tokenizer,
+            card,
+            name=resolved.name,
+            pool_slots=pool_slots,
+            page_size=page_size,
+            engine=engine,
+            weights=dtype if dtype == "int8" else None,
+            reload=lambda: load_hf(resolved.path, dtype=dtype, device=device)[0],
         )
 
     @classmethod
@@ -108,10 +123,14 @@ class LM:
         dialect: str = "plain",
         card: ModelCard | None = None,
         name: str = "wrapped",
+        engine: str = "hf",
         pool_slots: int = DEFAULT_POOL_SLOTS,
         page_size: int = 1,
     ) -> Self:
         """Wraps a Hugging Face model and fast tokenizer already in memory.
+
+        `engine` hf runs the model itself; fused or auto may run a packed copy of its weights as
+        they are now, which is faster, and does not follow later training.
 
         A `card` says which ids are control tokens. Without one, a `dialect` other than plain adds
         its control tokens to the tokenizer, and grows the model's embeddings if it must: both are
@@ -126,35 +145,60 @@ class LM:
         card.check_tokenizer(tokenizer.backend_tokenizer, "model card")
         fit_model(model, max(card.control.values(), default=-1) + 1)
         return cls._build(
-            model.eval(), tokenizer, card, name=name, pool_slots=pool_slots, page_size=page_size
+            model.eval(),
+            tokenizer,
+            card,
+            name=name,
+            pool_slots=pool_slots,
+            page_size=page_size,
+            engine=engine,
         )
 
     @classmethod
     def _build(
         cls, model: Any, tokenizer: Any, card: ModelCard, *, name: str, pool_slots: int,
-        page_size: int,
+        page_size: int, engine: str, weights: str | None = None,
+        reload: Callable[[], Any] | None = None,
     ) -> Self:  # fmt: skip
-        from stretto.engines.hf import HFEngine
+        """`reload`: the model is ours alone, may be used up, and can be had again by a call."""
         from stretto.tokens import HFVocabulary
 
         check_int("pool_slots", pool_slots, 2)
-        engine = HFEngine(model, pool_slots)
+        end_ids = _end_ids(model, tokenizer)
+        made = make_engine(
+            engine,
+            model,
+            pool_slots,
+            weights=weights or str(model.dtype).removeprefix("torch."),
+            page_size=page_size,
+            owned=reload is not None,
+        )
+        is_used_up = reload is not None and made.name in ("fused", "packed")
         vocabulary = HFVocabulary.from_tokenizer(
             tokenizer,
             control=card.control,
             forms=get_dialect(card.dialect).control_forms,
-            size=engine.vocab_size,
-            end_ids=_end_ids(model, tokenizer),
+            size=made.vocab_size,
+            end_ids=end_ids,
         )
         return cls(
-            engine,
+            made,
             vocabulary,
             card,
             name=name,
             page_size=page_size,
-            model=model,
+            model=None if is_used_up else model,
             tokenizer=tokenizer,
+            reload=reload,
         )
+
+    @property
+    def model(self) -> Any:
+        """The Hugging Face model. Loaded again where the engine has packed its weights away; None
+        if there is none."""
+        if self._model is None and self._reload is not None:
+            self._model = self._reload()
+        return self._model
 
     def save(self, folder: str | Path) -> Path:
         """Writes weights, tokenizer and model card into a new folder, which `load` takes.

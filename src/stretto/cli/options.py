@@ -21,7 +21,8 @@ Raw = Annotated[bool, _option(None, "The prompt as it is, without the chat templ
 Method = Annotated[str, _option(None, "auto (the model's own), sequential, sot, or pasta.")]
 
 Model = Annotated[str, _option("Model", "A name, folder, .gguf file or hub org/model.")]
-Dtype = Annotated[str, _option("Model", "auto, float32 or bfloat16.")]
+Dtype = Annotated[str, _option("Model", "auto, float32, bfloat16 or int8 (weights).")]
+Engine = Annotated[str, _option("Model", "auto, hf, packed, fused or flex.")]
 Device = Annotated[str, _option("Model", "cpu, cuda or cuda:N.")]
 MAX_THREADS = 1024
 """With many times this, OpenMP takes the process down."""

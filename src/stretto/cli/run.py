@@ -28,6 +28,7 @@ def run(
     model: options.Model = DEFAULT_MODEL,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
+    engine: options.Engine = "auto",
     threads: options.Threads = None,
     page_size: options.PageSize = 1,
     pool_slots: options.PoolSlots = DEFAULT_POOL_SLOTS,
@@ -67,13 +68,14 @@ def run(
         max_forks=max_forks,
     )
     _check_numbers(threads, page_size, pool_slots, pairs)
-    _check(method, dtype, trace)
+    _check(method, dtype, engine, trace)
     asked = _prompt(prompt, file, system, raw)
     job = Job(asked, params, method, raw, pairs if compare else 0, as_json, quiet, trace)
     lm = load(
         model,
         dtype=dtype,
         device=device,
+        engine=engine,
         threads=threads,
         pool_slots=pool_slots,
         page_size=page_size,
@@ -112,14 +114,16 @@ def _check_numbers(threads: int | None, page_size: int, pool_slots: int, pairs: 
         raise InvalidInput(f"--page-size {page_size} exceeds --pool-slots {pool_slots}; lower it")
 
 
-def _check(method: str, dtype: str, trace: Path | None) -> None:
+def _check(method: str, dtype: str, engine: str, trace: Path | None) -> None:
     """Raises for what cannot work, before anything heavy is imported or loaded."""
     from stretto.cli.output import check_writable
+    from stretto.engines.choose import check_engine
     from stretto.errors import UnknownName
     from stretto.methods import check_method
     from stretto.models.loading import DTYPES
 
     check_method(method)
+    check_engine(engine)
     if dtype not in DTYPES:
         raise UnknownName("dtype", dtype, list(DTYPES))
     if trace is not None:

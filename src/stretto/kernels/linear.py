@@ -20,7 +20,7 @@ def packed_linear(
     """x W^T + b over packed weights. x: [..., inputs] in float32 or bfloat16, as is the result.
 
     A row's bits do not depend on the other rows. Sums are in float32; with int8 weights the rows
-    are quantised to int8 in groups of 64 inputs.
+    are quantised to int8 in groups of 32 inputs.
     """
     kernels = library.load().library
     rows = x.reshape(-1, x.shape[-1]).contiguous()
@@ -101,6 +101,10 @@ def pack_model(model: Any, weights: str = "bfloat16") -> Any:
 
 def check_weights(weights: str) -> None:
     """Raises `KernelsUnavailable` unless the kernels can run weights of this kind here."""
+    if weights not in library.NEEDED:
+        raise library.KernelsUnavailable(
+            f"the CPU kernels have no {weights} weights; they have {', '.join(library.NEEDED)}"
+        )
     kernels = library.load()
     if weights not in kernels.weights:
         lacking = [f for f in library.NEEDED[weights] if f not in library.cpu_features()]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 BLOCK = 32
 """Outputs in a block."""
-GROUP = 64
-"""Inputs are padded to a multiple of this; int8 activations have one scale per so many."""
+PAD = 64
+"""Inputs are padded to a multiple of this."""
 INPUTS_TOGETHER = {"float32": 1, "bfloat16": 2, "int8": 4}
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
 
@@ -53,7 +53,7 @@ class Packed:
         weights: str,
     ) -> Self:
         outputs, inputs = weight.shape
-        pad = (0, -inputs % GROUP, 0, -outputs % BLOCK)
+        pad = (0, -inputs % PAD, 0, -outputs % BLOCK)
         scale = None
         if weights == "int8":
             exact = weight.float()

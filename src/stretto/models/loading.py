@@ -12,7 +12,7 @@ from stretto.models.folder import inspect_folder
 if TYPE_CHECKING:
     import torch
 
-DTYPES = ("auto", "float32", "bfloat16")
+DTYPES = ("auto", "float32", "bfloat16", "int8")
 DEVICES = ("cpu", "cuda")
 HARMLESS_LEFTOVER = "rotary_emb.inv_freq"  # computed, but stored by old checkpoints
 
@@ -20,17 +20,20 @@ HARMLESS_LEFTOVER = "rotary_emb.inv_freq"  # computed, but stored by old checkpo
 def load_hf(path: Path, *, dtype: str = "auto", device: str = "cpu") -> tuple[Any, Any]:
     """Return (model, tokenizer) of the folder `path`, in eval mode on `device`.
 
-    `dtype` is float32, bfloat16 or auto, the stored one. Attention is SDPA; code in the folder is
+    `dtype` is float32, bfloat16 or auto, the stored one; int8 is of weights that an engine packs,
+    in a model of bfloat16. Attention is the one that the architecture needs; code in the folder is
     never run and nothing is fetched. Raises `ModelUnavailable` if files are missing, damaged or do
     not fit the config (a model is never completed with random weights), `Unsupported` for a kind
     of model that is not run, and `InvalidInput` for an unknown dtype or device.
     """
     if dtype not in DTYPES:
         raise UnknownName("dtype", dtype, list(DTYPES))
-    inspect_folder(path)
+    facts = inspect_folder(path)
     place = _device(device)
+    from stretto.engines.hf import attention_for
+
     with _quiet():
-        model = _load_model(path, dtype, place)
+        model = _load_model(path, dtype, place, attention_for(facts.model_type))
         tokenizer = _load_tokenizer(path)
     return model, tokenizer
 
@@ -49,15 +52,15 @@ def _device(name: str) -> "torch.device":
     raise InvalidInput(f"device {name!r} cannot be used ({reason}); try 'cpu'")
 
 
-def _load_model(path: Path, dtype: str, device: "torch.device") -> Any:
+def _load_model(path: Path, dtype: str, device: "torch.device", attention: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             str(path),
-            dtype=dtype,
-            attn_implementation="sdpa",
+            dtype="bfloat16" if dtype == "int8" else dtype,
+            attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,

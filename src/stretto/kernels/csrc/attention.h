@@ -86,6 +86,23 @@ void score(const KeysOf16& keys, const bf16* const* queries, int64_t dim, float 
   for (int n = 0; n < N; ++n) _mm512_storeu_ps(scores[n], _mm512_mul_ps(sum[n], _mm512_set1_ps(scale)));
 }
 
+template <int N>
+void score_bf16_keys(const KeysOf16& keys, const float* const* queries, int64_t dim, float scale, float* const* scores) {
+  __m512 sum[N];
+  for (int n = 0; n < N; ++n) sum[n] = _mm512_setzero_ps();
+  for (int64_t d = 0; d < dim; d += 2) {
+    const __m512i pair = keys.words[d / 2];
+    const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+    const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(0xFFFF0000)));
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      sum[n] = _mm512_fmadd_ps(even, _mm512_set1_ps(queries[n][d]), sum[n]);
+      sum[n] = _mm512_fmadd_ps(odd, _mm512_set1_ps(queries[n][d + 1]), sum[n]);
+    }
+  }
+  for (int n = 0; n < N; ++n) _mm512_storeu_ps(scores[n], _mm512_mul_ps(sum[n], _mm512_set1_ps(scale)));
+}
+
 // Adds the 16 slots' values, weighted, to N sums of `dim` floats, in the slots' order.
 template <int N>
 void weigh(const float* values, const float* const* weights, int64_t dim, float* const* sums) {
@@ -159,8 +176,8 @@ struct Partials {
 
 // The partial results of chunk `chunk` for all query heads of `kv_head` and all rows that reach it.
 // `queries`: rows x heads x dim. `scores`: rows x group x 256 floats of this thread.
-template <class Cache>
-void attend_chunk(const Heads& h, const Cache* keys, const Cache* values, const Cache* queries,
+template <class Cache, class Query>
+void attend_chunk(const Heads& h, const Cache* keys, const Cache* values, const Query* queries,
                   const View* views, int64_t rows, int64_t kv_head, int64_t chunk, float* scores,
                   Workspace& space, const Partials& out) {
   const int64_t first = chunk * kChunk, group = h.group(), dim = h.dim;
@@ -196,14 +213,18 @@ void attend_chunk(const Heads& h, const Cache* keys, const Cache* values, const 
     gather_keys(keys, slots, dim, space.keys);
     in_tiles<kQueries>(num * group, [&](auto size, int64_t first_query) {
       constexpr int N = size();
-      const Cache* from[N];
+      const Query* from[N];
       float* to[N];
       for (int n = 0; n < N; ++n) {
         const int64_t r = members[(first_query + n) / group], g = (first_query + n) % group;
         from[n] = queries + (r * h.heads + kv_head * group + g) * dim;
         to[n] = scores + (r * group + g) * kChunk + b;
       }
-      score<N>(space.keys, from, dim, h.scale, to);
+      if constexpr (std::is_same_v<Cache, bf16> && std::is_same_v<Query, float>) {
+        score_bf16_keys<N>(space.keys, from, dim, h.scale, to);
+      } else {
+        score<N>(space.keys, from, dim, h.scale, to);
+      }
     });
   });
 

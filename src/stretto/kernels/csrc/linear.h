@@ -20,7 +20,8 @@ enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
 
 constexpr int kBlock = 32;   // outputs per block: two vectors
 constexpr int kAhead = 8192;  // bytes: what memory delivers in about its latency
-constexpr int kGroup = 64;   // inputs that share one scale where int8 activations are quantised
+constexpr int kPad = 64;     // inputs are padded to a multiple of this
+constexpr int kGroup = 32;   // inputs that share one scale where int8 activations are quantised
 
 struct Linear {
   const void* weight;   // packed; outputs padded to a multiple of 32 and inputs to one of 64
@@ -39,14 +40,15 @@ inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit 
 
 // Rows in the form that the weights want: `stride` inputs a row, zero-padded.
 struct Float32 {
-  using Cache = float;
+  using Cache = float;  // of keys and values
+  using Query = float;
   struct Rows {
     float* values;
     int64_t stride;
-    static int64_t bytes(int64_t rows, int64_t in) { return rows * round_up(in, kGroup) * 4; }
+    static int64_t bytes(int64_t rows, int64_t in) { return rows * round_up(in, kPad) * 4; }
     void bind(char* memory, int64_t, int64_t in) {
       values = reinterpret_cast<float*>(memory);
-      stride = round_up(in, kGroup);
+      stride = round_up(in, kPad);
     }
     void put(int64_t row, const float* from, int64_t n) const {
       std::memcpy(values + row * stride, from, n * sizeof(float));
@@ -75,13 +77,14 @@ struct Float32 {
 
 struct Bfloat16 {
   using Cache = bf16;
+  using Query = bf16;
   struct Rows {
     bf16* values;
     int64_t stride;
-    static int64_t bytes(int64_t rows, int64_t in) { return rows * round_up(in, kGroup) * 2; }
+    static int64_t bytes(int64_t rows, int64_t in) { return rows * round_up(in, kPad) * 2; }
     void bind(char* memory, int64_t, int64_t in) {
       values = reinterpret_cast<bf16*>(memory);
-      stride = round_up(in, kGroup);
+      stride = round_up(in, kPad);
     }
     void put(int64_t row, const float* from, int64_t n) const {
       bf16* to = values + row * stride;
@@ -117,17 +120,18 @@ struct Bfloat16 {
 
 struct Int8 {
   using Cache = bf16;
+  using Query = float;  // CPUs with int8 instructions may have none for bfloat16
   struct Rows {
     int8_t* values;
     float* scale;    // per row and group
     int32_t* start;  // -128 times the group's sum: takes back the weights' offset
     int64_t stride, groups;
     static int64_t bytes(int64_t rows, int64_t in) {
-      const int64_t stride = round_up(in, kGroup);
+      const int64_t stride = round_up(in, kPad);
       return rows * (stride + stride / kGroup * 8);
     }
     void bind(char* memory, int64_t rows, int64_t in) {
-      stride = round_up(in, kGroup);
+      stride = round_up(in, kPad);
       groups = stride / kGroup;
       scale = reinterpret_cast<float*>(memory);
       start = reinterpret_cast<int32_t*>(memory + rows * groups * 4);
@@ -135,8 +139,8 @@ struct Int8 {
     }
     void put(int64_t row, const float* from, int64_t n) const {
       for (int64_t g = 0; g < groups; ++g) {
-        __m512 v[4], most = _mm512_setzero_ps();
-        for (int i = 0; i < 4; ++i) {
+        __m512 v[2], most = _mm512_setzero_ps();
+        for (int i = 0; i < 2; ++i) {
           const int64_t at = g * kGroup + i * kLanes;
           v[i] = _mm512_maskz_loadu_ps(first_lanes(n - at), from + at);
           most = _mm512_max_ps(most, _mm512_abs_ps(v[i]));
@@ -144,7 +148,7 @@ struct Int8 {
         const float top = _mm512_reduce_max_ps(most);
         const __m512 inverse = _mm512_set1_ps(top > 0 ? 127.0f / top : 0.0f);
         __m512i total = _mm512_setzero_si512();
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < 2; ++i) {
           const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], inverse));
           total = _mm512_add_epi32(total, q);
           _mm_storeu_si128(reinterpret_cast<__m128i*>(values + row * stride + g * kGroup + i * kLanes),

@@ -1,0 +1,84 @@
+"""Engines by name, and the one that suits a model and a machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stretto.errors import UnknownName, Unsupported
+
+if TYPE_CHECKING:
+    from stretto.engines.base import Engine
+
+AUTO = "auto"
+ENGINES = (AUTO, "hf", "packed", "fused", "flex")
+
+
+def check_engine(name: str) -> None:
+    """Raises `UnknownName` for a name that is no engine's."""
+    if name not in ENGINES:
+        raise UnknownName("engine", name, list(ENGINES))
+
+
+def make_engine(
+    name: str, model: Any, num_slots: int, *, weights: str, page_size: int = 1, owned: bool = False
+) -> Engine:
+    """The engine `name` over a Hugging Face causal LM, with `weights` float32, bfloat16 or int8.
+
+    `auto` is, on a CPU that the kernels run on and unless weights are float32, `fused` for models
+    of its layer shape and `packed` for others; else `hf`. `owned`: the model is nobody else's, and
+    may be used up. Raises `UnknownName`, and `Unsupported` naming what does not go together.
+    """
+    check_engine(name)
+    if name == AUTO:
+        return _automatic(model, num_slots, weights, owned)
+    if name == "fused":
+        from stretto.engines.fused import FusedEngine
+
+        return FusedEngine(model, num_slots, weights=weights, consume=owned)
+    if name == "packed":
+        from stretto.engines.packed import PackedEngine
+
+        if not owned:
+            raise Unsupported(
+                "engine 'packed' replaces the model's layers; load the model by its path, or say "
+                "so yourself: wrap(pack_model(model), ...)"
+            )
+        return PackedEngine(model, num_slots, weights=weights)
+    _check_plain(name, model, weights)
+    if name == "flex":
+        from stretto.engines.flex import FlexEngine
+
+        return FlexEngine(model, num_slots, page_size=page_size)
+    from stretto.engines.hf import HFEngine
+
+    return HFEngine(model, num_slots)
+
+
+def _automatic(model: Any, num_slots: int, weights: str, owned: bool) -> Engine:
+    if model.device.type == "cpu" and weights != "float32":
+        from stretto.engines import fused
+        from stretto.kernels.library import KernelsUnavailable
+        from stretto.kernels.linear import check_weights
+
+        try:
+            check_weights(weights)
+        except KernelsUnavailable:
+            if weights == "int8":
+                raise
+            return make_engine("hf", model, num_slots, weights=weights)
+        try:
+            fused.check_supported(model)
+        except Unsupported:
+            name = "packed" if owned else "hf"
+        else:
+            name = "fused"
+        return make_engine(name, model, num_slots, weights=weights, owned=owned)
+    return make_engine("hf", model, num_slots, weights=weights)
+
+
+def _check_plain(name: str, model: Any, weights: str) -> None:
+    if weights != str(model.dtype).removeprefix("torch."):
+        raise Unsupported(
+            f"engine {name!r} runs a model in its own dtype, {model.dtype}, not with {weights} "
+            "weights; use engine 'fused' or 'packed'"
+        )
