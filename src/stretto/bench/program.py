@@ -68,7 +68,7 @@ class Target:
         vocabulary = lm.vocabulary
         barred = {*vocabulary.control.values(), *vocabulary.spare_ids, *vocabulary.end_ids}
         ids = [i for i in range(vocabulary.size) if i not in barred]
-        target = cls.over(lm.engine, ids, vocabulary.decode, lm.name, lm.model)
+        target = cls.over(lm.engine, ids, vocabulary.decode, lm.name)
         return replace(target, encode=vocabulary.encode)
 
     @classmethod
@@ -76,12 +76,12 @@ class Target:
         cls, engine: Any, ids: Sequence[int], decode: Decode, name: str, model: Any = None
     ) -> Self:
         """Of an engine and the Hugging Face model it was made of. What the engine itself says of
-        its `dtype`, `device` and `weight_bytes` counts, else what the model says."""
+        its `weights`, `device` and `weight_bytes` counts, else what the model says."""
         model = getattr(engine, "model", None) if model is None else model
         read = getattr(engine, "weight_bytes", None)
         if read is None and model is not None:
             read = weight_bytes(model)
-        dtype = getattr(engine, "dtype", None) or getattr(model, "dtype", "none")
+        dtype = getattr(engine, "weights", None) or getattr(model, "dtype", "none")
         device = getattr(engine, "device", None) or getattr(model, "device", "cpu")
         return cls(
             engine=engine,

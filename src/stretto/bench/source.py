@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
-from stretto.bench.program import Target, check_room
+from stretto.bench.program import Target, Work, check_room
 from stretto.models.embedded import DEFAULT_MODEL
-
-if TYPE_CHECKING:
-    from stretto.lm import LM
 
 RANDOM_SHAPE = {
     "vocab_size": 151_936,
@@ -56,7 +53,7 @@ class Source:
         slots = max(DEFAULT_POOL_SLOTS, slots)
         if self.is_random:
             return self._random_target(dtype, engine, device, threads, slots)
-        return Target.of(self._load(dtype, engine, device, threads, slots))
+        return self._named_target(dtype, engine, device, threads, slots)
 
     @property
     def context_length(self) -> int:
@@ -74,42 +71,53 @@ class Source:
 
         return load_hf(resolve(self.name).path, dtype=dtype)[0]
 
-    def _load(self, dtype: str, engine: str, device: str, threads: int | None, slots: int) -> LM:
-        from stretto.cli.answer import load
+    def _named_target(
+        self, dtype: str, engine: str, device: str, threads: int | None, slots: int
+    ) -> Target:
+        from transformers import AutoConfig
 
-        return load(
+        from stretto.cli.answer import load
+        from stretto.models import resolve
+
+        lm = load(
             self.name,
             dtype=dtype,
             device=device,
+            engine=engine,
             threads=threads,
             pool_slots=slots,
             page_size=1,
             offline=False,
         )
+        path = str(resolve(self.name).path)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return replace(Target.of(lm), work=Work.of(config))
 
     def _random_target(
         self, dtype: str, engine: str, device: str, threads: int | None, slots: int
     ) -> Target:
         import torch
 
-        from stretto.engines.hf import HFEngine
+        from stretto.engines.choose import make_engine
 
         if threads is not None:
             torch.set_num_threads(threads)
         model = random_model(self.seed, dtype).to(device)
-        ids = range(model.config.vocab_size)
-        return Target.over(HFEngine(model, slots), ids, text_of, RANDOM_NAME, model)
+        weights = dtype if dtype == "int8" else str(model.dtype).removeprefix("torch.")
+        made = make_engine(engine, model, slots, weights=weights, owned=True)
+        return Target.over(made, range(model.config.vocab_size), text_of, RANDOM_NAME, model)
 
 
 def random_model(seed: int, dtype: str, **changes: Any) -> Any:
     """A Llama of `RANDOM_SHAPE` in eval mode. The weights, drawn in bfloat16, are a function of
-    the seed alone; `dtype` only widens them."""
+    the seed alone; `dtype` float32 only widens them, and int8 leaves packing them to an engine."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     from stretto.errors import UnknownName
 
-    kinds = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+    kinds = dict.fromkeys(("auto", "bfloat16", "int8"), torch.bfloat16)
+    kinds["float32"] = torch.float32
     if dtype not in kinds:
         raise UnknownName("dtype", dtype, list(kinds))
     config = LlamaConfig(**{**RANDOM_SHAPE, "rope_theta": 1e6, **changes})

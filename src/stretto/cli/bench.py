@@ -30,6 +30,7 @@ def bench_forks(
     random_shape: RandomShape = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
+    engine: options.Engine = "auto",
     threads: options.Threads = None,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -43,7 +44,9 @@ def bench_forks(
     from stretto.bench.forks import DEFINITIONS, measure, room_needed
     from stretto.bench.machine import describe_machine
 
-    place = Place.of(model, random_shape, seed, dtype=dtype, device=device, threads=threads)
+    place = Place.of(
+        model, random_shape, seed, dtype=dtype, engine=engine, device=device, threads=threads
+    )
     target = place.target(room_needed(max(counts), tokens, prompt_tokens))
     settings = {"forks": counts, "tokens": tokens, "prompt_tokens": prompt_tokens, "pairs": pairs}
     settings |= {"seed": seed}
@@ -75,6 +78,7 @@ def bench_step(
     random_shape: RandomShape = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
+    engine: options.Engine = "auto",
     threads: options.Threads = None,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -86,7 +90,9 @@ def bench_step(
     parts.prepare(out)
     from stretto.bench import bookkeeping, report, step
 
-    place = Place.of(model, random_shape, seed, dtype=dtype, device=device, threads=threads)
+    place = Place.of(
+        model, random_shape, seed, dtype=dtype, engine=engine, device=device, threads=threads
+    )
     target = place.target(step.room_needed(max(counts), max(contexts)))
     settings = {"rows": counts, "context": contexts, "pairs": pairs, "seed": seed}
     journal = parts.start_journal(out, "step", place, settings)
@@ -168,6 +174,7 @@ def bench_peers(
     model: options.Model = DEFAULT_MODEL,
     random_shape: RandomShape = False,
     dtype: Annotated[str, typer.Option(help="Of our side; several between commas.")] = "auto",
+    engine: options.Engine = "auto",
     threads: options.Threads = None,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -186,7 +193,7 @@ def bench_peers(
     from stretto.bench.machine import usable_cores
 
     threads = usable_cores() if threads is None else threads
-    place = Place.of(model, random_shape, seed, dtype=dtype, threads=threads)
+    place = Place.of(model, random_shape, seed, dtype=dtype, engine=engine, threads=threads)
     settings = {
         "peers": [kind.name for kind in kinds],
         "rows": counts,

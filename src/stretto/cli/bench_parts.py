@@ -73,7 +73,7 @@ class Place:
 
     @classmethod
     def of(
-        cls, model: str, is_random: bool, seed: int, *, dtype: str, engine: str = "auto",
+        cls, model: str, is_random: bool, seed: int, *, dtype: str, engine: str,
         device: str = "cpu", threads: int | None = None,
     ) -> Place:  # fmt: skip
         from stretto.bench.source import Source
