@@ -78,6 +78,17 @@ class PoolCache(Cache):  # type: ignore[misc]  # transformers is untyped
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.width
 
+    def copy_out(self, slots: Int[Tensor, "n"]) -> list[tuple[Tensor, Tensor]]:
+        """Each layer's keys and values of some slots, in memory of their own."""
+        pairs = zip(self.keys, self.values, strict=True)
+        return [(keys[:, :, slots].clone(), values[:, :, slots].clone()) for keys, values in pairs]
+
+    def copy_in(self, slots: Int[Tensor, "n"], kept: list[tuple[Tensor, Tensor]]) -> None:
+        """Puts what `copy_out` returned into slots, in the same order."""
+        for layer, (keys, values) in enumerate(kept):
+            self.keys[layer].index_copy_(2, slots, keys)
+            self.values[layer].index_copy_(2, slots, values)
+
 
 class HFEngine:
     """The reference engine. `model`: a Hugging Face causal LM in eval mode, on its device.
@@ -155,16 +166,12 @@ class HFEngine:
 
     def copy_out(self, slots: list[int]) -> Any:
         index = self._tensor(slots)
-        pairs = zip(self.cache.keys, self.cache.values, strict=True)
-        kept = [(k[:, :, index].clone(), v[:, :, index].clone()) for k, v in pairs]
-        return kept, self._positions[index].clone()
+        return self.cache.copy_out(index), self._positions[index].clone()
 
     def copy_in(self, slots: list[int], kept: Any) -> None:
         index = self._tensor(slots)
         layers, positions = kept
-        for layer, (keys, values) in enumerate(layers):
-            self.cache.keys[layer].index_copy_(2, index, keys)
-            self.cache.values[layer].index_copy_(2, index, values)
+        self.cache.copy_in(index, layers)
         self._positions[index] = positions
 
     def _tensor(self, values: list[int]) -> Int[Tensor, "n"]:
@@ -224,7 +231,7 @@ def check_supported(config: Any) -> None:
             f"load the model with attn_implementation={attention!r}"
         )
     _check_layers(config)
-    _check_rope(config)
+    check_rope(config)
 
 
 def _check_layers(config: Any) -> None:
@@ -246,7 +253,8 @@ def _check_layers(config: Any) -> None:
         )
 
 
-def _check_rope(config: Any) -> None:
+def check_rope(config: Any) -> None:
+    """Raises `Unsupported` for a RoPE type under which rows would not be isolated."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     by_type = [rope[kind] for kind in sorted(LAYER_TYPES & rope.keys())]  # gemma3_text has two
     for each in by_type or [rope]:
