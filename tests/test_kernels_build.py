@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stretto.cli.doctor import Machine, _kernels
+from stretto.cli.doctor import Machine, _automatic_engine, _kernels
 from stretto.errors import UnknownName
 from stretto.kernels import library, recipe
 from stretto.kernels.first_use import compiled, library_path
@@ -536,3 +536,17 @@ def test_doctor_finds_wrong_results(cache, package, real, monkeypatch):
     check = kernels_check()
     assert (check.status, check.value["origin"]) == ("problem", "package")
     assert "layer is wrong by" in check.text
+
+
+def test_doctor_tells_which_engine_is_automatic(cache, package, real, monkeypatch):
+    shutil.copy(real.path, package)
+    machine = Machine(has_torch=True)
+    (check,) = _automatic_engine(machine)
+    bfloat16 = "fused" if "bfloat16" in real.weights else "hf"
+    assert check.value == {"float32": "hf", "bfloat16": bfloat16}
+    monkeypatch.setenv(library.SWITCH, "off")
+    (check,) = _automatic_engine(machine)
+    assert check.value == {"float32": "hf", "bfloat16": "hf"}
+    assert check.text == "hf for float32, hf for bfloat16 weights of a Llama on the CPU"
+    monkeypatch.setenv(library.SWITCH, "maybe")
+    assert list(_automatic_engine(machine)) == []

@@ -67,6 +67,7 @@ def all_checks() -> Iterator[Check]:
         ("bandwidth", _bandwidth),
         ("engine", _engine),
         ("kernels", _kernels),
+        ("engine auto", _automatic_engine),
         ("offline", _offline),
         ("cache", _cache),
         ("model", _model),
@@ -196,6 +197,24 @@ def _kernels(machine: Machine) -> Iterator[Check]:
     words = [f"{', '.join(kernels.weights)} weights", f"{origin[kernels.origin]}: {kernels.path}"]
     words += [f"no {kind}: no {', '.join(names)}" for kind, names in library.lacking().items()]
     yield Check("kernels", "ok", "; ".join(words), value)
+
+
+def _automatic_engine(machine: Machine) -> Iterator[Check]:
+    from stretto.cli.probes import automatic_engine
+    from stretto.errors import UnknownName
+
+    if not machine.has_torch:
+        return
+    try:
+        found = {dtype: automatic_engine(dtype) for dtype in ("float32", "bfloat16")}
+    except UnknownName:  # told with the kernels already
+        return
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        yield Check("engine auto", "problem", reason, None, "use `--engine hf`, and report it")
+        return
+    text = ", ".join(f"{name} for {dtype}" for dtype, name in found.items())
+    yield Check("engine auto", "ok", f"{text} weights of a Llama on the CPU", found)
 
 
 def _offline(_: Machine) -> Iterator[Check]:

@@ -77,14 +77,26 @@ def cuda_devices() -> list[dict[str, Any]]:
 
 def check_engine(dtype: str) -> None:
     """Builds the engine on a tiny random model; it must honour masks. Raises if it does not."""
+    from stretto.engines.hf import HFEngine
+
+    HFEngine(_tiny_model(dtype), num_slots=8)
+
+
+def automatic_engine(dtype: str) -> str:
+    """The engine that `auto` is here, for a Llama on the CPU in `dtype`. It is built, so it raises
+    if it does not honour what a row may see."""
+    from stretto.engines.choose import AUTO, make_engine
+
+    return make_engine(AUTO, _tiny_model(dtype), num_slots=8, weights=dtype, owned=True).name
+
+
+def _tiny_model(dtype: str) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from stretto.engines.hf import HFEngine
-
     config = LlamaConfig(
         vocab_size=64,
-        hidden_size=32,
+        hidden_size=64,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -95,8 +107,7 @@ def check_engine(dtype: str) -> None:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
-    HFEngine(model, num_slots=8)
+        return LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
 
 
 KERNEL_ERRORS = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 5e-2}
