@@ -10,11 +10,13 @@ import pytest
 import torch
 from conftest import tiny_model
 from orchestras import Recording, largest_gap, make_request, run_all, scheduler_for
+from tiny_lms import tiny_tokenizer
 
 from stretto.dialects.plain import PlainSession
 from stretto.engines.hf import HFEngine, attention_for
 from stretto.errors import Unsupported
 from stretto.models.folder import inspect_folder
+from stretto.models.loading import load_hf
 
 KINDS = ["gemma2", "gemma3_text"]
 TOLERANCE = 1e-4
@@ -138,16 +140,14 @@ def test_what_is_hidden_weighs_exactly_nothing(kind: str, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_folder_is_described_and_loads(kind: str, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = tiny_model(kind)
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(kind, vocab_size=len(tokenizer))
     model.save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
+    tokenizer.save_pretrained(tmp_path)
     facts = inspect_folder(tmp_path)
     assert (facts.model_type, facts.num_layers, facts.dtype) == (kind, 2, "float32")
     assert facts.num_parameters == sum(p.numel() for p in model.parameters())
-    attention = attention_for(facts.model_type)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=attention).eval()
+    loaded, _ = load_hf(tmp_path)
     engine, ids = plain_answer(loaded)
     reference = own_pass(model, ids)
     assert max(float((reference[at] - row).abs().max()) for at, row in engine.rows.items()) < 1e-4
