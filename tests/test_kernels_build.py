@@ -501,11 +501,19 @@ def test_doctor_says_what_runs_and_where_from(cache, package, real, monkeypatch)
     shutil.copy(real.path, package)
     check = kernels_check()
     assert check.status == "ok"
-    assert check.text.startswith(f"{', '.join(real.weights)} weights; built with the package: ")
-    assert check.value == {"weights": real.weights, "origin": "package", "path": str(package)}
+    assert check.text.startswith(
+        f"{', '.join(library.supported_weights())} weights; built with the package: "
+    )
+    assert check.value == {
+        "weights": library.supported_weights(),
+        "origin": "package",
+        "path": str(package),
+    }
     monkeypatch.setenv(library.WITHOUT, "avx512_bf16")
     check = kernels_check()
-    assert check.value["weights"] == tuple(kind for kind in real.weights if kind != "bfloat16")
+    assert check.value["weights"] == tuple(
+        kind for kind in library.supported_weights() if kind != "bfloat16"
+    )
     assert "; no bfloat16: no avx512_bf16" in check.text
 
 
@@ -542,7 +550,7 @@ def test_doctor_tells_which_engine_is_automatic(cache, package, real, monkeypatc
     shutil.copy(real.path, package)
     machine = Machine(has_torch=True)
     (check,) = _automatic_engine(machine)
-    bfloat16 = "fused" if "bfloat16" in real.weights else "hf"
+    bfloat16 = "fused" if "bfloat16" in library.supported_weights() else "hf"
     assert check.value == {"float32": "hf", "bfloat16": bfloat16}
     monkeypatch.setenv(library.SWITCH, "off")
     (check,) = _automatic_engine(machine)
