@@ -281,7 +281,8 @@ class FusedEngine:
 
         def join(parts: list[Tensor]) -> Tensor:
             if in_turns:
-                parts = [torch.stack([p.unflatten(0, (-1, HALF)) for p in parts], 1).flatten(0, 2)]
+                turns = [part.view(-1, HALF, *part.shape[1:]) for part in parts]
+                parts = [torch.stack(turns, 1).flatten(0, 2)]
             return torch.cat(parts) if len(parts) > 1 else parts[0]
 
         has_bias = linears[0].bias is not None

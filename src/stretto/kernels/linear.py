@@ -15,8 +15,9 @@ from stretto.kernels.pack import KINDS, CLinear, Packed
 
 @torch.library.custom_op("stretto::linear", mutates_args=(), device_types="cpu")
 def packed_linear(
-    x: Tensor, data: Tensor, scale: Tensor | None, bias: Tensor | None, weights: str, outputs: int
-) -> Tensor:
+    x: Tensor, data: Tensor, scale: Tensor | None, bias: Tensor | None, *, weights: str,
+    outputs: int,
+) -> Tensor:  # fmt: skip
     """x W^T + b over packed weights. x: [..., inputs] in float32 or bfloat16, as is the result.
 
     A row's bits do not depend on the other rows. Sums are in float32; with int8 weights the rows
@@ -51,9 +52,7 @@ def packed_linear(
 
 
 @packed_linear.register_fake
-def _(
-    x: Tensor, data: Tensor, scale: Tensor | None, bias: Tensor | None, weights: str, outputs: int
-) -> Tensor:
+def _(x: Tensor, *_: Any, outputs: int, **__: Any) -> Tensor:
     return x.new_empty(*x.shape[:-1], outputs)
 
 
@@ -71,7 +70,9 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         p = self.packed
-        result: Tensor = packed_linear(x, p.data, p.scale, p.bias, p.weights, p.out_features)
+        result: Tensor = packed_linear(
+            x, p.data, p.scale, p.bias, weights=p.weights, outputs=p.out_features
+        )
         return result
 
     def extra_repr(self) -> str:

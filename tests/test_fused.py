@@ -1,0 +1,375 @@
+"""Engine `fused`: its specification is `hf`, its bits depend on nothing but what a row sees."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from orchestras import (
+    RandomSession,
+    Recording,
+    largest_gap,
+    make_request,
+    one_pass,
+    run_all,
+    scheduler_for,
+)
+from test_kernels import kernels_for
+
+from stretto.dialects.plain import PlainSession
+from stretto.engines import fused
+from stretto.engines.fused import FusedEngine
+from stretto.engines.hf import HFEngine
+from stretto.errors import ModelUnavailable, Unsupported
+from stretto.runtime.views import Cursor, ListCursor, Run
+
+pytestmark = kernels_for("float32")
+KINDS = ["llama", "qwen2", "qwen3"]
+NUM_SLOTS = 512
+TOLERANCE = 1e-4
+seeds = st.integers(0, 10**6)
+
+
+def model_of(kind: str = "llama", **changes: Any) -> Any:
+    return tiny_model(kind, head_dim=16, **changes)
+
+
+def engine_of(
+    kind: str = "llama", weights: str = "float32", num_slots: int = NUM_SLOTS
+) -> FusedEngine:
+    if weights not in fused.library.load().weights:
+        pytest.skip(f"this CPU has no instructions for {weights}")
+    return FusedEngine(model_of(kind), num_slots, weights=weights)
+
+
+def fill(engine: FusedEngine, value: float) -> None:
+    """Every slot gets this: what is hidden or free is not even read."""
+    engine.keys.fill_(value)
+    engine.values.fill_(value)
+
+
+class Lists:
+    """A pass over explicit rows: (token, position, slot, the slots that the row sees)."""
+
+    def __init__(self, rows: list[tuple[int, int, int, list[int]]]) -> None:
+        self.rows = rows
+
+    def run(self, engine: FusedEngine) -> torch.Tensor:
+        lists = [np.array(row[3], dtype=np.int32) for row in self.rows]
+        views = np.array([[a.ctypes.data, len(a)] for a in lists], dtype=np.int64)
+        columns = [np.array([row[i] for row in self.rows], dtype=np.int64) for i in range(3)]
+        return engine._pass(*columns, views, np.arange(len(self.rows)))
+
+
+def whole(request: Any, slots: list[int]) -> tuple[Lists, dict[tuple[int, int], int]]:
+    """A whole trace as one pass, tokens in the given slots; and which row is which token."""
+    segments = list(request.recorder.document_order())
+    place, at = {}, 0
+    for segment in segments:
+        place[segment.handle] = slots[at : at + len(segment.tokens)]
+        at += len(segment.tokens)
+    rows, index = [], {}
+    for segment in segments:
+        seen = [h for h in sorted(place) if segment.sees >> h & 1]
+        before = [slot for handle in seen for slot in place[handle]]
+        own = place[segment.handle]
+        for i, token in enumerate(segment.tokens):
+            index[segment.handle, i] = len(rows)
+            rows.append((token, segment.positions[i], own[i], [*before, *own[: i + 1]]))
+    return Lists(rows), index
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(seed=seeds, page_size=st.sampled_from([1, 4, 16]))
+def test_float32_equals_the_reference_over_random_traces(
+    kind: str, seed: int, page_size: int
+) -> None:
+    model = model_of(kind)
+    plain = FusedEngine(model, NUM_SLOTS)
+    fill(plain, float("nan"))
+    engine = Recording(plain)
+    num_pages = NUM_SLOTS // page_size
+    order = random.Random(seed).sample(range(num_pages), num_pages)
+    requests = [make_request(seed + k) for k in range(3)]
+    run_all(scheduler_for(engine, num_pages, page_size, order=order), requests)
+    for request in requests:
+        assert largest_gap(model, request, engine) < TOLERANCE
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+@settings(max_examples=25, deadline=None)
+@given(seed=seeds)
+def test_bits_are_those_of_one_pass_in_other_slots(weights: str, seed: int) -> None:
+    """Master property, bit for bit: stepwise, beside other requests, preempted, in shuffled and
+    poisoned slots, against one pass over the whole trace in slots of its own."""
+    engine = engine_of(weights=weights)
+    fill(engine, float("nan"))
+    recording = Recording(engine)
+    order = random.Random(seed).sample(range(160), 160)
+    requests = [make_request(seed + k) for k in range(4)]
+    run_all(scheduler_for(recording, 160, order=order), requests)
+    for request in requests:
+        fill(engine, float("nan"))
+        size = sum(len(s.tokens) for s in request.recorder.document_order())
+        lists, index = whole(request, random.Random(seed + 1).sample(range(NUM_SLOTS), size))
+        logits = lists.run(engine)
+        mine = {k[1:]: v for k, v in recording.rows.items() if k[0] == id(request.memory)}
+        assert mine
+        for key, row in mine.items():
+            assert torch.equal(row, logits[index[key]])
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+def test_bits_do_not_depend_on_the_number_of_threads_or_of_rows(weights: str) -> None:
+    engine = engine_of(weights=weights)
+    rng = random.Random(0)
+    slots = rng.sample(range(NUM_SLOTS), 100)
+    rows = [(rng.randrange(90), i, slots[i], slots[: i + 1]) for i in range(100)]
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3, 5):
+            torch.set_num_threads(threads)
+            results.append(Lists(rows).run(engine))
+    finally:
+        torch.set_num_threads(before)
+    for size in (1, 3, 13, 33):
+        parts = [Lists(rows[i : i + size]).run(engine) for i in range(0, 100, size)]
+        results.append(torch.cat(parts))
+    assert all(torch.equal(results[0], result) for result in results[1:])
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 255, 256, 257, 511, 512, 700])
+def test_lists_of_every_length_equal_the_reference(length: int) -> None:
+    """Blocks of 16 and chunks of 256 begin and end anywhere."""
+    model = model_of("qwen3", max_position_embeddings=1024)
+    engine = FusedEngine(model, 1024)
+    rng = random.Random(length)
+    ids = [rng.randrange(90) for _ in range(length)]
+    slots = rng.sample(range(1024), length)
+    rows = [(ids[i], i, slots[i], slots[: i + 1]) for i in range(length)]
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids]), use_cache=False).logits[0]
+    assert float((Lists(rows).run(engine) - expected).abs().max()) < TOLERANCE
+
+
+def test_rows_that_share_a_part_of_their_lists_equal_rows_alone() -> None:
+    engine = engine_of(weights="float32", num_slots=1024)
+    rng = random.Random(1)
+    shared = rng.sample(range(700), 300)
+    for i, slot in enumerate(shared):
+        Lists([(rng.randrange(90), i, slot, shared[: i + 1])]).run(engine)
+    rows = []
+    for k in range(40):
+        keep = sorted(rng.sample(range(300), 300 - 10 * (k % 4)))
+        rows.append((k, 300, 700 + k, [*(shared[i] for i in keep), 700 + k]))
+    alone = torch.cat([Lists([row]).run(engine) for row in rows])
+    assert torch.equal(Lists(rows).run(engine), alone)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=seeds)
+def test_lists_hold_what_the_masks_show_in_trace_order(seed: int) -> None:
+    """The list of slots is the reference's bitmap, ordered by segment."""
+
+    class Both:
+        def __init__(self, engine: FusedEngine) -> None:
+            self.engine = engine
+            self.cursors: dict[int, Cursor] = {}
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.engine, name)
+
+        def forward(self, runs: list[Run]) -> torch.Tensor:
+            logits = self.engine.forward(runs)
+            seen: list[tuple[list[int], list[int]]] = []
+            for run in runs:
+                key = id(run.view)
+                cursor = self.cursors.get(key)
+                if cursor is None or cursor.epoch != run.view.memory.epoch:
+                    bitmap = np.zeros(NUM_SLOTS, dtype=np.bool_)
+                    cursor = self.cursors[key] = Cursor(bitmap, run.view.memory.epoch)
+                cursor.advance(run.view, run.version, run.segment.handle, run.start)
+                cursor.extend(run.slots)
+                seen.append((list(np.flatnonzero(cursor.bitmap)), run.slots))
+            for run, (slots, own) in zip(runs, seen, strict=True):
+                mine = run.view.cursor
+                if run is [r for r in runs if r.view is run.view][-1]:
+                    listed = mine.slots[: mine.length].tolist()
+                    assert sorted(listed) == slots
+                    assert listed[len(listed) - len(own) :] == own
+                    handles = {s: h for h, m in run.view.memory.slots.items() for s in m.slots}
+                    order = [handles[s] for s in listed if handles[s] != run.segment.handle]
+                    assert order == sorted(order)
+            return logits
+
+    engine = Both(engine_of())
+    requests = [make_request(seed + k) for k in range(3)]
+    run_all(scheduler_for(engine, 170), requests)
+
+
+def test_an_evicted_slot_is_not_read() -> None:
+    """A row that has evicted a segment gives the same bits when that segment's slots hold NaN."""
+    engine = engine_of()
+    rows = [(5, i, i, list(range(i + 1))) for i in range(8)]
+    Lists(rows).run(engine)
+    last = Lists([(6, 8, 8, [0, 1, 6, 7, 8])])
+    before = last.run(engine)
+    for tensor in (engine.keys, engine.values):
+        tensor[:, :, 2:6] = float("nan")
+    assert torch.equal(last.run(engine), before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_is_nearer_to_float32_than_torchs(kind: str) -> None:
+    import copy
+
+    exact = model_of(kind, num_hidden_layers=4)
+    half = copy.deepcopy(exact).to(torch.bfloat16)
+    rounded = copy.deepcopy(half).float()  # the same weights, computed in float32
+    kernels_for("bfloat16", skip=True)
+    engine = FusedEngine(half, 128)
+    assert engine.keys.dtype == torch.bfloat16
+    rng = random.Random(0)
+    ids = [rng.randrange(90) for _ in range(100)]
+    with torch.inference_mode():
+        reference = rounded(torch.tensor([ids])).logits[0]
+        torchs = half(torch.tensor([ids])).logits[0].float()
+    mine = Lists([(ids[i], i, i, list(range(i + 1))) for i in range(100)]).run(engine)
+    error = float((mine - reference).square().mean().sqrt())
+    assert error < float((torchs - reference).square().mean().sqrt())
+
+
+def test_int8_stays_near_float32() -> None:
+    kernels_for("int8", skip=True)
+    model = model_of("llama")
+    ids = [random.Random(0).randrange(90) for _ in range(100)]
+    with torch.inference_mode():
+        reference = model(torch.tensor([ids])).logits[0]
+    engine = FusedEngine(model, 128, weights="int8")
+    mine = Lists([(ids[i], i, i, list(range(i + 1))) for i in range(100)]).run(engine)
+    assert float((mine - reference).std() / reference.std()) < 0.05
+    assert engine.weight_bytes < 0.4 * FusedEngine(model, 128).weight_bytes
+
+
+def test_sibling_perturbation_is_bit_identical() -> None:
+    """What one thread writes changes no bit of its siblings."""
+    rows = []
+    for changed in (False, True):
+        engine = engine_of()
+        prompt = list(range(10))
+        Lists([(7, i, i, prompt[: i + 1]) for i in prompt]).run(engine)
+        threads = [(3, 10, 20, [*prompt, 20]), (4, 10, 21, [*prompt, 21])]
+        if changed:
+            threads[1] = (55, 10, 21, [*prompt, 21])
+        rows.append(Lists(threads).run(engine)[0])
+    assert torch.equal(*rows)
+
+
+def test_copies_are_bit_for_bit() -> None:
+    engine = engine_of()
+    generator = torch.Generator().manual_seed(0)
+    for tensor in (engine.keys, engine.values):
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    kept = engine.copy_out([3, 5, 9])
+    before = engine.keys[:, :, [3, 5, 9]].clone()
+    engine.keys[:, :, [3, 5, 9]] = 0
+    engine.copy_in([20, 1, 30], kept)
+    assert torch.equal(engine.keys[:, :, [20, 1, 30]], before)
+
+
+def test_answers_are_those_of_the_reference() -> None:
+    model = model_of("qwen2")
+    answers = []
+    for engine in (HFEngine(model, 256), FusedEngine(model, 256)):
+        request = make_request(1, PlainSession(), script=None)
+        request.params = type(request.params)(max_tokens=60)
+        run_all(scheduler_for(engine, 256), [request])
+        answers.append([t for s in request.recorder.freeze().response for t in s.tokens])
+    assert answers[0] == answers[1]
+
+
+def test_a_model_used_up_gives_the_same_bits() -> None:
+    import copy
+
+    rows = [(5, i, i, list(range(i + 1))) for i in range(8)]
+    model = copy.deepcopy(model_of("qwen2"))
+    expected = Lists(rows).run(FusedEngine(model, 64))
+    engine = FusedEngine(model, 64, consume=True)
+    assert model.base_model.layers[0].mlp.up_proj.weight.numel() == 0
+    del model
+    assert torch.equal(Lists(rows).run(engine), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "word"),
+    [
+        ("llama", {"head_dim": 8}, "head dimension of 8"),
+        ("llama", {"hidden_act": "gelu"}, "gelu"),
+        ("llama", {"intermediate_size": 40}, "intermediate size of 40"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}, "6"),
+    ],
+)
+def test_what_it_cannot_run_is_refused_by_name(
+    kind: str, changes: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(Unsupported, match=word):
+        FusedEngine(tiny_model(kind, **{"head_dim": 16, **changes}), 64)
+
+
+@pytest.mark.parametrize(
+    ("rope", "word"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial rotary"),
+    ],
+)
+def test_rotary_embeddings_that_it_does_not_have(rope: dict[str, Any], word: str) -> None:
+    import copy
+
+    model = copy.deepcopy(model_of())
+    model.config.rope_parameters = rope
+    with pytest.raises(Unsupported, match=word):
+        FusedEngine(model, 64)
+
+
+def test_damaged_weights_are_refused() -> None:
+    import copy
+
+    model = copy.deepcopy(model_of())
+    model.model.norm.weight.data[3] = float("nan")
+    with pytest.raises(ModelUnavailable, match="not finite"):
+        FusedEngine(model, 64)
+
+
+def test_the_property_can_fail() -> None:
+    """A view that misses one change is noticed."""
+    model = model_of()
+    engine = Recording(FusedEngine(model, NUM_SLOTS))
+    session = RandomSession(3, rates={"fork": 0.5, "join": 0.5, "evict": 0.5, "cut": 0.2})
+    request = make_request(3, session)
+    scheduler = scheduler_for(engine, NUM_SLOTS)
+    scheduler.submit(request)
+    while scheduler.step():
+        for thread in request.recorder.threads.values():
+            thread.changes = [c if c[0] != "hide" else ("see", c[1]) for c in thread.changes]
+    assert largest_gap(model, request, engine) > TOLERANCE
+
+
+def test_a_cursor_keeps_a_list_that_a_pass_is_using() -> None:
+    """Two runs of one view in a pass, with a change between: the first one's list stays."""
+    model = model_of()
+    engine = Recording(FusedEngine(model, NUM_SLOTS))
+    session = RandomSession(11, rates={"fork": 0.4, "join": 0.5, "evict": 0.6, "cut": 0.6})
+    request = make_request(11, session)
+    run_all(scheduler_for(engine, NUM_SLOTS, max_rows=3), [request])
+    assert largest_gap(model, request, engine) < TOLERANCE
+    assert isinstance(ListCursor(0), ListCursor)
+    assert one_pass(model, request.recorder.freeze()).isfinite().all()

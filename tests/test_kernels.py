@@ -1,0 +1,209 @@
+"""Packed linear layers against what they stand for, and the operator's contract."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny_model
+from orchestras import Recording, largest_gap, make_request, run_all, scheduler_for
+from torch import nn
+
+from stretto.engines.choose import make_engine
+from stretto.engines.hf import HFEngine
+from stretto.engines.packed import PackedEngine
+from stretto.errors import InvalidInput, UnknownName, Unsupported
+from stretto.kernels.library import WITHOUT, KernelsUnavailable, load
+from stretto.kernels.linear import PackedLinear, check_weights, pack_model
+from stretto.kernels.pack import Packed
+
+SHAPES = [(96, 32), (50, 72), (1, 1), (33, 200), (64, 576)]
+WEIGHTS = ["float32", "bfloat16", "int8"]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def why_not(weights: str) -> str | None:
+    try:
+        check_weights(weights)
+    except KernelsUnavailable as error:
+        return str(error)
+    return None
+
+
+def kernels_for(weights: str, *, skip: bool = False) -> Any:
+    """A mark that skips where the kernels cannot run weights of this kind; or skips at once."""
+    reason = why_not(weights)
+    if skip and reason is not None:
+        pytest.skip(reason)
+    return pytest.mark.skipif(reason is not None, reason=reason or "")
+
+
+pytestmark = kernels_for("float32")
+
+
+def linear(outputs: int, inputs: int, dtype: torch.dtype, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(outputs * inputs)
+    return nn.Linear(inputs, outputs, bias=bias).to(dtype).requires_grad_(False)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_packed_layer_is_the_layer(
+    shape: tuple[int, int], weights: str, dtype: torch.dtype, bias: bool
+) -> None:
+    kernels_for(weights, skip=True)
+    layer = linear(*shape, dtype, bias)
+    x = torch.randn(5, 7, shape[1], dtype=dtype)
+    packed = PackedLinear(layer, weights)
+    own_weights = packed.packed.unpack().double()
+    exact = x.double() @ own_weights.T + (layer.bias.double() if bias else 0)
+    y = packed(x)
+    assert y.shape == exact.shape
+    assert y.dtype == dtype
+    # What is rounded: float32 nothing but the sums; bfloat16 inputs; int8 inputs to 8 bits.
+    inputs = {"float32": 4e-6, "bfloat16": 2**-8, "int8": 2**-8}[weights]
+    output = 2**-8 if dtype == torch.bfloat16 else 4e-6
+    reach = (x.double().abs() @ own_weights.abs().T).amax() + 1
+    biggest = x.double().abs().amax() * own_weights.abs().sum(dim=1).amax()
+    bound = (reach if weights != "int8" else biggest) * inputs + exact.abs().max() * output
+    assert float((y.double() - exact).abs().max()) <= float(bound)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_rows_bits_do_not_depend_on_its_neighbours(weights: str) -> None:
+    kernels_for(weights, skip=True)
+    packed = PackedLinear(linear(70, 130, torch.float32), weights)
+    x = torch.randn(40, 130)
+    together = packed(x)
+    alone = torch.cat([packed(row[None]) for row in x])
+    assert torch.equal(together, alone)
+    x[1:] = 1e30
+    assert torch.equal(packed(x)[0], together[0])
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+def test_weights_are_kept_exactly(weights: str) -> None:
+    layer = linear(50, 72, getattr(torch, weights))
+    assert torch.equal(Packed.pack(layer.weight, None, weights).unpack(), layer.weight)
+
+
+def test_int8_rounds_to_the_nearest_of_255_steps() -> None:
+    layer = linear(50, 72, torch.float32)
+    error = (Packed.pack(layer.weight, None, "int8").unpack() - layer.weight).abs()
+    step = layer.weight.abs().amax(dim=1, keepdim=True) / 127
+    assert bool((error <= step / 2 * 1.001).all())
+
+
+def test_a_layer_of_zeros_stays_zero() -> None:
+    kernels_for("int8", skip=True)
+    layer = linear(8, 8, torch.float32, bias=False)
+    layer.weight.data.zero_()
+    assert not PackedLinear(layer, "int8")(torch.randn(3, 8)).any()
+    nothing = torch.zeros(3, 8)
+    assert not PackedLinear(linear(8, 8, torch.float32, bias=False), "int8")(nothing).any()
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_the_operator_keeps_torchs_rules(weights: str) -> None:
+    kernels_for(weights, skip=True)
+    p = PackedLinear(linear(40, 64, torch.float32), weights).packed
+    arguments = (torch.randn(3, 64), p.data, p.scale, p.bias)
+    settings = {"weights": weights, "outputs": 40}
+    torch.library.opcheck(torch.ops.stretto.linear.default, arguments, settings)
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_no_rows_and_one_row(rows: int) -> None:
+    packed = PackedLinear(linear(40, 64, torch.float32), "float32")
+    assert packed(torch.randn(rows, 64)).shape == (rows, 40)
+
+
+def test_rows_that_are_not_contiguous() -> None:
+    packed = PackedLinear(linear(40, 64, torch.float32), "float32")
+    x = torch.randn(64, 6).T
+    assert torch.equal(packed(x), packed(x.contiguous()))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text"])
+def test_engine_packed_equals_the_reference(kind: str) -> None:
+    model = tiny_model(kind)
+    engine = Recording(PackedEngine(copy.deepcopy(model), 512))
+    assert engine.engine.name == "packed"
+    requests = [make_request(7 + k) for k in range(3)]
+    run_all(scheduler_for(engine, 512), requests)
+    for request in requests:
+        assert largest_gap(model, request, engine) < 1e-4
+
+
+def test_a_packed_model_has_no_linear_layer_left() -> None:
+    model = pack_model(copy.deepcopy(tiny_model("llama")), "float32")
+    assert not [m for m in model.modules() if type(m) is nn.Linear]
+    assert isinstance(model.get_output_embeddings(), PackedLinear)
+    assert model.get_output_embeddings().weight.shape == (96, 32)
+
+
+def test_a_model_in_another_dtype_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="float16"):
+        pack_model(copy.deepcopy(tiny_model("llama")).half(), "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("without", "lost"),
+    [("avx512_bf16", "bfloat16"), ("avx512_vnni", "int8"), ("avx512f", "float32"), ("all", "int8")],
+)
+def test_an_older_cpu(monkeypatch: pytest.MonkeyPatch, without: str, lost: str) -> None:
+    monkeypatch.setenv(WITHOUT, without)
+    with pytest.raises(KernelsUnavailable):
+        check_weights(lost)
+    model = copy.deepcopy(tiny_model("llama", head_dim=16)).to(torch.bfloat16)
+    if without in ("avx512_bf16", "avx512f", "all"):
+        assert make_engine("auto", model, 64, weights="bfloat16", owned=True).name == "hf"
+        with pytest.raises(KernelsUnavailable):
+            make_engine("fused", model, 64, weights="bfloat16")
+    if lost != "bfloat16":
+        with pytest.raises(KernelsUnavailable):
+            make_engine("auto", model, 64, weights="int8", owned=True)
+
+
+def test_int8_runs_where_bfloat16_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels_for("int8", skip=True)
+    monkeypatch.setenv(WITHOUT, "avx512_bf16")
+    assert "bfloat16" not in load().weights
+    model = copy.deepcopy(tiny_model("llama", head_dim=16))
+    assert make_engine("auto", model, 64, weights="int8", owned=True).name == "fused"
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights", "owned", "name"),
+    [
+        ({"head_dim": 16}, "bfloat16", True, "fused"),
+        ({"head_dim": 16}, "int8", True, "fused"),
+        ({"head_dim": 16}, "bfloat16", False, "fused"),
+        ({"head_dim": 16}, "float32", True, "hf"),
+        ({}, "bfloat16", True, "packed"),
+        ({}, "bfloat16", False, "hf"),
+    ],
+)
+def test_what_auto_takes(changes: dict[str, Any], weights: str, owned: bool, name: str) -> None:
+    kernels_for("bfloat16", skip=True)
+    kernels_for("int8", skip=True)
+    model = copy.deepcopy(tiny_model("llama", **changes))
+    if weights != "float32":
+        model = model.to(torch.bfloat16)
+    engine = make_engine("auto", model, 64, weights=weights, owned=owned)
+    assert engine.name == name
+
+
+def test_engines_by_name() -> None:
+    model = copy.deepcopy(tiny_model("llama", head_dim=16))
+    with pytest.raises(UnknownName, match="did you mean 'fused'"):
+        make_engine("fussed", model, 64, weights="float32")
+    with pytest.raises(Unsupported, match="int8"):
+        make_engine("hf", model, 64, weights="int8")
+    with pytest.raises(Unsupported, match="replaces the model's layers"):
+        make_engine("packed", model, 64, weights="float32")
+    assert isinstance(make_engine("hf", model, 64, weights="float32"), HFEngine)
