@@ -542,6 +542,7 @@ def test_escaping_keeps_text_and_defuses_control_characters():
 def doctor(monkeypatch, capsys, tmp_path):
     """`doctor()` with an empty cache of its own; returns (exit status, checks by name)."""
     monkeypatch.setenv("STRETTO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("STRETTO_KERNELS", "off")  # an empty cache would have them compiled
     for name in ("STRETTO_OFFLINE", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("stretto.bench.machine.read_bandwidth", lambda: 2e10)

@@ -111,7 +111,7 @@ template <class K>
 struct Buffers {
   using Cache = typename K::Cache;
   float *x, *qkv, *attended, *gated, *normed, *rotations, *scores, *partial;
-  Cache* queries;
+  typename K::Query* queries;
   Workspace* spaces;
   char *hidden_rows, *q_rows, *inner_rows;
   int64_t bytes;
@@ -129,7 +129,7 @@ struct Buffers {
     rotations = arena.take<float>(rows * h.dim);
     scores = arena.take<float>(threads * kRows * h.group() * kChunk);
     partial = arena.take<float>(Partials::floats(h.heads, chunks, h.dim));
-    queries = arena.take<Cache>(rows * q);
+    queries = arena.take<typename K::Query>(rows * q);
     spaces = arena.take<Workspace>(threads);
     hidden_rows = arena.take<char>(K::Rows::bytes(rows, m.hidden));
     q_rows = arena.take<char>(K::Rows::bytes(rows, q));
@@ -203,7 +203,7 @@ struct Runner {
     for (int64_t first = 0; first < pass.rows; first += kRows) {
       const int64_t rows = std::min<int64_t>(kRows, pass.rows - first);
       team.each(me, h().kv_heads * chunks, [&](int64_t i) {
-        attend_chunk<Cache>(h(), static_cast<const Cache*>(layer.keys),
+        attend_chunk(h(), static_cast<const Cache*>(layer.keys),
                             static_cast<const Cache*>(layer.values),
                             b.queries + first * q_size(), pass.views + first, rows, i / chunks,
                             i % chunks, b.scores + me * kRows * h().group() * kChunk, b.spaces[me],
@@ -308,7 +308,7 @@ void run_linear(const Linear& w, const T* x, int64_t rows, T* y, char* scratch, 
   float* memory = reinterpret_cast<float*>(scratch + round_up(K::Rows::bytes(rows, w.in), 64));
   with_team(threads, [&](Team& team, int me) {
     team.each(me, rows, [&](int64_t r) {
-      float* row = memory + r * round_up(w.in, kGroup);
+      float* row = memory + r * round_up(w.in, kPad);
       load_row(x + r * w.in, w.in, row);
       in.put(r, row, w.in);
     });
@@ -332,8 +332,6 @@ using namespace stretto;
 
 extern "C" {
 
-int32_t stretto_abi() { return 1; }
-
 // Hash of the sources and flags that this was compiled from.
 const char* stretto_source() { return STRETTO_SOURCE; }
 
@@ -356,7 +354,7 @@ void stretto_pass(const Model* m, const Pass* pass) {
 }
 
 int64_t stretto_linear_bytes(int64_t rows, int64_t in) {
-  return 2 * rows * round_up(in, kGroup) * 4 + rows * round_up(in, kGroup) / kGroup * 8 + 128;
+  return 2 * rows * round_up(in, kPad) * 4 + rows * round_up(in, kPad) / kGroup * 8 + 128;
 }
 
 // y = x W^T + b for `rows` rows; x and y in float32 or bfloat16.
