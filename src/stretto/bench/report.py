@@ -105,6 +105,34 @@ def plot_peers(rows: Rows) -> Figure:
     return figure
 
 
+def plot_scale(rows: Rows) -> Figure:
+    """Time of a token by number of threads, a line per context and pool, copying dashed."""
+    figure, axes = _figure("threads", "milliseconds a token")
+    places = dict.fromkeys((row["pool_slots"], row["context"]) for row in rows)
+    pools = {pool for pool, _ in places}
+    for number, (pool, context) in enumerate(places):
+        own = [r for r in rows if (r["pool_slots"], r["context"]) == (pool, context)]
+        label = f"context {context}" + (f", {pool} slots" if len(pools) > 1 else "")
+        x, color = [r["threads"] for r in own], f"C{number}"
+        axes.plot(x, [r["token_ms"] for r in own], marker="o", label=label, color=color)
+        copied = [r for r in own if r["copy_token_ms"] is not None]
+        if copied:
+            y = [r["copy_token_ms"] for r in copied]
+            axes.plot(
+                [r["threads"] for r in copied],
+                y,
+                "x--",
+                label=f"{label}, batch of copies",
+                color=color,
+            )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(list(dict.fromkeys(r["threads"] for r in rows)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.legend(fontsize="x-small")
+    return figure
+
+
 def _figure(x: str, y: str) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure
 
