@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stretto.errors import UnknownName, Unsupported
@@ -29,6 +30,8 @@ def make_engine(
     may be used up. Raises `UnknownName`, and `Unsupported` naming what does not go together.
     """
     check_engine(name)
+    if name in (AUTO, "fused", "packed") and (name != AUTO or _suits_kernels(model, weights)):
+        _prepare_kernels()
     if name == AUTO:
         return _automatic(model, num_slots, weights, owned)
     if name == "fused":
@@ -54,8 +57,21 @@ def make_engine(
     return HFEngine(model, num_slots)
 
 
+def _suits_kernels(model: Any, weights: str) -> bool:
+    return bool(model.device.type == "cpu" and weights != "float32")
+
+
+def _prepare_kernels() -> None:
+    """Compiles the kernels if they are not built, and says so; whoever needs them fails later."""
+    from stretto.kernels import library
+    from stretto.models.progress import shown_on_stderr
+
+    with shown_on_stderr() as report, suppress(library.KernelsUnavailable):
+        library.load(report)
+
+
 def _automatic(model: Any, num_slots: int, weights: str, owned: bool) -> Engine:
-    if model.device.type == "cpu" and weights != "float32":
+    if _suits_kernels(model, weights):
         from stretto.engines import fused
         from stretto.kernels.library import KernelsUnavailable
         from stretto.kernels.linear import check_weights
