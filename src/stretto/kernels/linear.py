@@ -26,9 +26,11 @@ def packed_linear(
     kernels = library.load().library
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     y = x.new_empty(rows.shape[0], outputs)
-    inputs = rows.shape[1]
+    inputs, threads = rows.shape[1], torch.get_num_threads()
     scratch = torch.empty(
-        kernels.stretto_linear_bytes(ctypes.c_int64(len(rows)), ctypes.c_int64(inputs)),
+        kernels.stretto_linear_bytes(
+            ctypes.c_int64(len(rows)), ctypes.c_int64(inputs), ctypes.c_int32(threads)
+        ),
         dtype=torch.uint8,
     )
     layer = CLinear(
@@ -46,7 +48,7 @@ def packed_linear(
         ctypes.c_int64(len(rows)),
         ctypes.c_void_p(y.data_ptr()),
         ctypes.c_void_p(scratch.data_ptr()),
-        ctypes.c_int32(torch.get_num_threads()),
+        ctypes.c_int32(threads),
     )
     return y.view(*x.shape[:-1], outputs)
 

@@ -106,6 +106,10 @@ class Arena {
   char *at_, *begin_;
 };
 
+int64_t num_phases(const Model& m, int64_t rows) {
+  return 3 + m.num_layers * (8 + 2 * ((rows + kRows - 1) / kRows));
+}
+
 // The memory of a pass. With `memory` null only `bytes` is meant.
 template <class K>
 struct Buffers {
@@ -113,7 +117,7 @@ struct Buffers {
   float *x, *qkv, *attended, *gated, *normed, *rotations, *scores, *partial;
   typename K::Query* queries;
   Workspace* spaces;
-  char *hidden_rows, *q_rows, *inner_rows;
+  char *hidden_rows, *q_rows, *inner_rows, *counters;
   int64_t bytes;
 
   Buffers(const Model& m, int64_t rows, int64_t longest, int threads, char* memory) {
@@ -134,6 +138,7 @@ struct Buffers {
     hidden_rows = arena.take<char>(K::Rows::bytes(rows, m.hidden));
     q_rows = arena.take<char>(K::Rows::bytes(rows, q));
     inner_rows = arena.take<char>(K::Rows::bytes(rows, m.intermediate));
+    counters = arena.take<char>(Team::bytes(threads, num_phases(m, rows)));
     bytes = arena.used();
   }
 };
@@ -145,8 +150,7 @@ struct Runner {
   const Model& m;
   const Pass& pass;
   const Buffers<K>& b;
-  Team& team;
-  const int me;
+  Worker& worker;
   const int64_t chunks;
 
   const Heads& h() const { return m.heads; }
@@ -161,7 +165,7 @@ struct Runner {
   }
 
   void run() {
-    team.each(me, pass.rows, [&](int64_t r) {
+    worker.each(pass.rows, [&](int64_t r) {
       embed(m, pass.tokens[r], b.x + r * m.hidden);
       float* cos = b.rotations + r * h().dim;
       for (int64_t i = 0; i < h().dim / 2; ++i) {
@@ -177,15 +181,44 @@ struct Runner {
     if (pass.kept > 0) logits();
   }
 
+  // The linear layers of a pass alone, on rows of zeros: what a pass cannot take less time than.
+  void linear_layers() {
+    const Rows hidden = bind(b.hidden_rows, pass.rows, m.hidden);
+    const Rows q = bind(b.q_rows, pass.rows, q_size());
+    const Rows inner = bind(b.inner_rows, pass.rows, m.intermediate);
+    std::memset(b.normed, 0, pass.rows * m.hidden * sizeof(float));
+    worker.each(pass.rows, [&](int64_t r) {
+      hidden.put(r, b.normed, m.hidden);
+      q.put(r, b.normed, std::min(q_size(), m.hidden));
+      inner.put(r, b.normed, std::min(m.intermediate, m.hidden));
+    });
+    const auto multiply_into = [&](const Linear& w, const Rows& x, float* to) {
+      multiply<K>(worker, w, x, pass.rows, [&](int64_t r, int64_t block, __m512 lo, __m512 hi) {
+        store_block(to + r * w.out, block, w.out, lo, hi);
+      });
+    };
+    for (int64_t l = 0; l < m.num_layers; ++l) {
+      const Layer& layer = m.layers[l];
+      multiply_into(layer.qkv, hidden, b.qkv);
+      multiply_into(layer.o, q, b.x);
+      multiply<K>(worker, layer.gate_up, hidden, pass.rows,
+                  [&](int64_t r, int64_t block, __m512 gate, __m512 up) {
+        _mm512_storeu_ps(b.gated + r * m.intermediate + block * kLanes, _mm512_mul_ps(gate, up));
+      });
+      multiply_into(layer.down, inner, b.x);
+    }
+    multiply_into(m.head, hidden, pass.logits);
+  }
+
   void norm_rows(const float* weight, const Rows& to) {
-    team.each(me, pass.rows, [&](int64_t r) {
+    worker.each(pass.rows, [&](int64_t r) {
       rms_norm(b.x + r * m.hidden, weight, m.hidden, m.norm_eps, b.normed + r * m.hidden);
       to.put(r, b.normed + r * m.hidden, m.hidden);
     });
   }
 
   void add_to_x(const Linear& w, const Rows& from) {
-    multiply<K>(team, me, w, from, pass.rows, [&](int64_t r, int64_t block, __m512 lo, __m512 hi) {
+    multiply<K>(worker, w, from, pass.rows, [&](int64_t r, int64_t block, __m512 lo, __m512 hi) {
       add_block(b.x + r * m.hidden, block, w.out, lo, hi);
     });
   }
@@ -193,23 +226,23 @@ struct Runner {
   void attention(const Layer& layer) {
     const Rows in = bind(b.hidden_rows, pass.rows, m.hidden);
     norm_rows(layer.attention_norm, in);
-    multiply<K>(team, me, layer.qkv, in, pass.rows, [&](int64_t r, int64_t block, __m512 lo, __m512 hi) {
+    multiply<K>(worker, layer.qkv, in, pass.rows, [&](int64_t r, int64_t block, __m512 lo, __m512 hi) {
       store_block(b.qkv + r * qkv_size(), block, layer.qkv.out, lo, hi);
     });
-    team.each(me, pass.rows, [&](int64_t r) { place(layer, r); });
+    worker.each(pass.rows, [&](int64_t r) { place(layer, r); });
 
     const Rows out = bind(b.q_rows, pass.rows, q_size());
     const Partials partial{b.partial, h().heads, chunks, h().dim};
     for (int64_t first = 0; first < pass.rows; first += kRows) {
       const int64_t rows = std::min<int64_t>(kRows, pass.rows - first);
-      team.each(me, h().kv_heads * chunks, [&](int64_t i) {
+      worker.each(h().kv_heads * chunks, [&](int64_t i) {
         attend_chunk(h(), static_cast<const Cache*>(layer.keys),
                             static_cast<const Cache*>(layer.values),
                             b.queries + first * q_size(), pass.views + first, rows, i / chunks,
-                            i % chunks, b.scores + me * kRows * h().group() * kChunk, b.spaces[me],
+                            i % chunks, b.scores + worker.me() * kRows * h().group() * kChunk, b.spaces[worker.me()],
                             partial);
       });
-      team.each(me, rows, [&](int64_t r) {
+      worker.each(rows, [&](int64_t r) {
         float* to = b.attended + (first + r) * q_size();
         const int64_t own = (pass.views[first + r].length + kChunk - 1) / kChunk;
         for (int64_t head = 0; head < h().heads; ++head) {
@@ -243,22 +276,22 @@ struct Runner {
   void mlp(const Layer& layer) {
     const Rows in = bind(b.hidden_rows, pass.rows, m.hidden);
     norm_rows(layer.mlp_norm, in);
-    multiply<K>(team, me, layer.gate_up, in, pass.rows, [&](int64_t r, int64_t block, __m512 gate, __m512 up) {
+    multiply<K>(worker, layer.gate_up, in, pass.rows, [&](int64_t r, int64_t block, __m512 gate, __m512 up) {
       _mm512_storeu_ps(b.gated + r * m.intermediate + block * kLanes, _mm512_mul_ps(silu(gate), up));
     });
     const Rows inner = bind(b.inner_rows, pass.rows, m.intermediate);
-    team.each(me, pass.rows, [&](int64_t r) { inner.put(r, b.gated + r * m.intermediate, m.intermediate); });
+    worker.each(pass.rows, [&](int64_t r) { inner.put(r, b.gated + r * m.intermediate, m.intermediate); });
     add_to_x(layer.down, inner);
   }
 
   void logits() {
     const Rows in = bind(b.hidden_rows, pass.kept, m.hidden);
-    team.each(me, pass.kept, [&](int64_t k) {
+    worker.each(pass.kept, [&](int64_t k) {
       float* to = b.normed + k * m.hidden;
       rms_norm(b.x + pass.keep[k] * m.hidden, m.final_norm, m.hidden, m.norm_eps, to);
       in.put(k, to, m.hidden);
     });
-    multiply<K>(team, me, m.head, in, pass.kept, [&](int64_t k, int64_t block, __m512 lo, __m512 hi) {
+    multiply<K>(worker, m.head, in, pass.kept, [&](int64_t k, int64_t block, __m512 lo, __m512 hi) {
       store_block(pass.logits + k * m.head.out, block, m.head.out, lo, hi);
     });
   }
@@ -270,26 +303,29 @@ int64_t longest_view(const Pass& pass) {
   return longest;
 }
 
+// Calls `work(worker)` on so many threads, or on fewer if there are no more. `memory` is of
+// `Team::bytes(threads, phases)`.
 template <class Work>
-void with_team(int threads, Work work) {
-  threads = std::clamp(threads, 1, kMaxThreads);
-  Team* team = nullptr;
+void with_team(int threads, int64_t phases, char* memory, Work work) {
+  std::memset(memory, 0, Team::bytes(threads, phases));
 #pragma omp parallel num_threads(threads)
   {
-#pragma omp single
-    team = new Team(omp_get_num_threads());  // may be fewer than asked for
-    work(*team, omp_get_thread_num());
+    const Team team(memory, omp_get_num_threads());
+    Worker worker(team, omp_get_thread_num());
+    work(worker);
   }
-  delete team;
 }
 
+int num_threads(const Pass& pass) { return std::clamp<int>(pass.num_threads, 1, kMaxThreads); }
+
 template <class K>
-void run_pass(const Model& m, const Pass& pass) {
+void run_pass(const Model& m, const Pass& pass, bool only_linear_layers) {
   const int64_t longest = longest_view(pass);
-  const Buffers<K> buffers(m, pass.rows, longest, std::clamp<int>(pass.num_threads, 1, kMaxThreads),
-                           pass.scratch);
-  with_team(pass.num_threads, [&](Team& team, int me) {
-    Runner<K>{m, pass, buffers, team, me, (longest + kChunk - 1) / kChunk}.run();
+  const Buffers<K> buffers(m, pass.rows, longest, num_threads(pass), pass.scratch);
+  with_team(num_threads(pass), num_phases(m, pass.rows), buffers.counters, [&](Worker& worker) {
+    Runner<K> runner{m, pass, buffers, worker, (longest + kChunk - 1) / kChunk};
+    if (only_linear_layers) runner.linear_layers();
+    else runner.run();
   });
 }
 
@@ -305,14 +341,16 @@ template <class K, class T>
 void run_linear(const Linear& w, const T* x, int64_t rows, T* y, char* scratch, int threads) {
   typename K::Rows in;
   in.bind(scratch, rows, w.in);
+  threads = std::clamp(threads, 1, kMaxThreads);
   float* memory = reinterpret_cast<float*>(scratch + round_up(K::Rows::bytes(rows, w.in), 64));
-  with_team(threads, [&](Team& team, int me) {
-    team.each(me, rows, [&](int64_t r) {
+  char* counters = reinterpret_cast<char*>(memory + rows * round_up(w.in, kPad));
+  with_team(threads, 2, counters, [&](Worker& worker) {
+    worker.each(rows, [&](int64_t r) {
       float* row = memory + r * round_up(w.in, kPad);
       load_row(x + r * w.in, w.in, row);
       in.put(r, row, w.in);
     });
-    multiply<K>(team, me, w, in, rows, [&](int64_t r, int64_t block, __m512 lo, __m512 hi) {
+    multiply<K>(worker, w, in, rows, [&](int64_t r, int64_t block, __m512 lo, __m512 hi) {
       if constexpr (sizeof(T) == 4) {
         store_block(reinterpret_cast<float*>(y) + r * w.out, block, w.out, lo, hi);
       } else {
@@ -345,16 +383,17 @@ int64_t stretto_pass_bytes(const Model* m, int64_t rows, int64_t longest, int32_
   }
 }
 
-void stretto_pass(const Model* m, const Pass* pass) {
+// `only_linear_layers`: the pass writes no keys and values, and its logits mean nothing.
+void stretto_pass(const Model* m, const Pass* pass, int32_t only_linear_layers) {
   switch (m->kind) {
-    case kFloat32: return run_pass<Float32>(*m, *pass);
-    case kBfloat16: return run_pass<Bfloat16>(*m, *pass);
-    default: return run_pass<Int8>(*m, *pass);
+    case kFloat32: return run_pass<Float32>(*m, *pass, only_linear_layers);
+    case kBfloat16: return run_pass<Bfloat16>(*m, *pass, only_linear_layers);
+    default: return run_pass<Int8>(*m, *pass, only_linear_layers);
   }
 }
 
-int64_t stretto_linear_bytes(int64_t rows, int64_t in) {
-  return 2 * rows * round_up(in, kPad) * 4 + rows * round_up(in, kPad) / kGroup * 8 + 128;
+int64_t stretto_linear_bytes(int64_t rows, int64_t in, int32_t threads) {
+  return Team::bytes(std::clamp<int>(threads, 1, kMaxThreads), 2) + 2 * rows * round_up(in, kPad) * 4 + rows * round_up(in, kPad) / kGroup * 8 + 128;
 }
 
 // y = x W^T + b for `rows` rows; x and y in float32 or bfloat16.

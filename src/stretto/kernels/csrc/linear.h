@@ -221,11 +221,11 @@ void some_rows(int n, const Linear& w, int64_t block, const typename K::Rows& x,
   if constexpr (R > 1) some_rows<K, R - 1>(n, w, block, x, row, done);
 }
 
-// All rows times all blocks, shared among the team.
+// All rows times all blocks, shared among the workers.
 template <class K, class Done>
-void multiply(Team& team, int me, const Linear& w, const typename K::Rows& x, int64_t rows, Done done) {
+void multiply(Worker& worker, const Linear& w, const typename K::Rows& x, int64_t rows, Done done) {
   const int64_t tiles = (rows + K::kTile - 1) / K::kTile;
-  team.each(me, rows == 0 ? 0 : (w.out + kBlock - 1) / kBlock, [&](int64_t block) {
+  worker.each(rows == 0 ? 0 : (w.out + kBlock - 1) / kBlock, [&](int64_t block) {
     for (int64_t t = 0; t < tiles; ++t) {  // tiles of about equal size
       const int64_t first = rows * t / tiles, last = rows * (t + 1) / tiles;
       some_rows<K, K::kTile>(static_cast<int>(last - first), w, block, x, first, done);
