@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stretto.errors import InvalidInput
 from stretto.kernels import library
-from stretto.kernels.pack import KINDS, CLinear, Packed
+from stretto.kernels.pack import KINDS, Packed
 
 
 @torch.library.custom_op("stretto::linear", mutates_args=(), device_types="cpu")
@@ -23,34 +23,30 @@ def packed_linear(
     A row's bits do not depend on the other rows. Sums are in float32; with int8 weights the rows
     are quantised to int8 in groups of 32 inputs.
     """
+    return multiply(x, Packed(weights, data, scale, bias, x.shape[-1], outputs))
+
+
+def multiply(x: Tensor, layer: Packed) -> Tensor:
+    """What the operator computes."""
     kernels = library.load().library
     rows = x.reshape(-1, x.shape[-1]).contiguous()
-    y = x.new_empty(rows.shape[0], outputs)
-    inputs, threads = rows.shape[1], torch.get_num_threads()
-    scratch = torch.empty(
-        kernels.stretto_linear_bytes(
-            ctypes.c_int64(len(rows)), ctypes.c_int64(inputs), ctypes.c_int32(threads)
-        ),
-        dtype=torch.uint8,
+    num_rows, threads = rows.shape[0], torch.get_num_threads()
+    y = x.new_empty(num_rows, layer.out_features)
+    need = kernels.stretto_linear_bytes(
+        ctypes.c_int64(num_rows), ctypes.c_int64(layer.in_features), ctypes.c_int32(threads)
     )
-    layer = CLinear(
-        data.data_ptr(),
-        None if scale is None else scale.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        inputs,
-        outputs,
-    )
+    scratch = torch.empty(need, dtype=torch.uint8)
     kernels.stretto_linear(
-        ctypes.byref(layer),
-        ctypes.c_int32(KINDS[weights]),
+        ctypes.byref(layer.struct()),
+        ctypes.c_int32(KINDS[layer.weights]),
         ctypes.c_int32(x.dtype == torch.bfloat16),
         ctypes.c_void_p(rows.data_ptr()),
-        ctypes.c_int64(len(rows)),
+        ctypes.c_int64(num_rows),
         ctypes.c_void_p(y.data_ptr()),
         ctypes.c_void_p(scratch.data_ptr()),
         ctypes.c_int32(threads),
     )
-    return y.view(*x.shape[:-1], outputs)
+    return y.view(*x.shape[:-1], layer.out_features)
 
 
 @packed_linear.register_fake
@@ -72,6 +68,8 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         p = self.packed
+        if not torch.compiler.is_compiling():  # torch's dispatch costs as much as a small layer
+            return multiply(x, p)
         result: Tensor = packed_linear(
             x, p.data, p.scale, p.bias, weights=p.weights, outputs=p.out_features
         )
