@@ -46,15 +46,16 @@ def prepare_folder(out: Path) -> None:
 
 
 def save(
-    out: Path, rows: Rows, records: Rows, figure: Figure, run: dict[str, Any], **tables: Rows
-) -> None:
-    """Writes `pairs.jsonl`, `summary.csv`, `plot.png` and `run.json`, each atomically, and a CSV
-    file per further table.
+    out: Path, rows: Rows, records: Rows, figure: Figure, run: dict[str, Any], *,
+    raw: str = "pairs", **tables: Rows,
+) -> None:  # fmt: skip
+    """Writes `pairs.jsonl` (or `raw`), `summary.csv`, `plot.png` and `run.json`, each atomically,
+    and a CSV file per further table.
 
     `run.json` comes last: a folder that has it is complete.
     """
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
-    write_atomically(out / "pairs.jsonl", "".join(lines).encode())
+    write_atomically(out / f"{raw}.jsonl", "".join(lines).encode())
     for name, table in {"summary": rows, **tables}.items():
         write_atomically(out / f"{name}.csv", to_csv(table).encode())
     picture = io.BytesIO()
@@ -130,6 +131,23 @@ def plot_scale(rows: Rows) -> Figure:
     axes.set_xticks(list(dict.fromkeys(r["threads"] for r in rows)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.legend(fontsize="x-small")
+    return figure
+
+
+def plot_e2e(rows: Rows) -> Figure:
+    """Realized against theoretical speed-up, a dot a prompt, by whether it had many threads."""
+    from stretto.bench.e2e import MANY, has_many
+
+    figure, axes = _figure("theoretical speed-up", "realized speed-up")
+    for label, marker, is_many in ((f"{MANY} threads or more", "o", True), ("fewer", "x", False)):
+        own = [r for r in rows if r["realized"] and has_many(r) == is_many]
+        x, y = [r["theoretical"] for r in own], [r["realized"] for r in own]
+        axes.scatter(x, y, marker=marker, label=f"{label} ({len(own)} prompts)")
+    axes.axhline(1, linestyle="--", color="gray")
+    axes.axline((1, 1), slope=1, linestyle=":", color="gray", label="realized = theoretical")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.legend()
     return figure
 
 

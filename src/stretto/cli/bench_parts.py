@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stretto.bench.program import Target
     from stretto.bench.report import Rows
     from stretto.bench.source import Source
+    from stretto.lm import LM
 
 Pairs = Annotated[int, typer.Option(help="Interleaved pairs after the warm-up; few say little.")]
 Seed = Annotated[int, typer.Option(help="Of the tokens, random weights, and the bootstrap.")]
@@ -80,6 +81,22 @@ class Place:
 
         return cls(Source(model, is_random, seed), dtype, engine, device, threads)
 
+    def lm(self) -> LM:
+        """The model by name, ready to answer prompts."""
+        from stretto.cli.answer import load
+        from stretto.lm import DEFAULT_POOL_SLOTS
+
+        return load(
+            self.source.name,
+            dtype=self.dtype,
+            device=self.device,
+            engine=self.engine,
+            threads=self.threads,
+            pool_slots=DEFAULT_POOL_SLOTS,
+            page_size=1,
+            offline=False,
+        )
+
     def target(self, room: tuple[int, int], dtype: str | None = None) -> Target:
         return self.source.target(
             dtype=dtype or self.dtype,
@@ -132,11 +149,12 @@ def describe(
 
 
 def save(
-    out: Path, rows: Rows, records: Rows, figure: Figure, run: dict[str, Any], **tables: Rows
-) -> None:
+    out: Path, rows: Rows, records: Rows, figure: Figure, run: dict[str, Any], *,
+    raw: str = "pairs", **tables: Rows,
+) -> None:  # fmt: skip
     from stretto.bench import report
 
-    report.save(out, rows, records, figure, run, **tables)
+    report.save(out, rows, records, figure, run, raw=raw, **tables)
     progress(f"wrote {out}")
 
 
