@@ -43,7 +43,7 @@ class Feed:
         """A pass has fed the runs: lanes keep the logits of their newest rows. The lane of a
         closed thread that has nothing unfed any more is dropped."""
         self._next = None
-        rows = iter(np.ascontiguousarray(logits.numpy()))
+        rows = iter(np.ascontiguousarray(logits.detach().numpy()))
         for run in runs:
             thread = run.view.thread
             self._recorder.fed(thread, len(run.tokens))
