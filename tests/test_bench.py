@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import math
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import tiny_model
 from stubs import StubEngine
 
-from stretto.bench import forks, report, step
+from stretto.bench import forks, linears, report, step
 from stretto.bench.bookkeeping import count_bookkeeping
 from stretto.bench.journal import Journal
 from stretto.bench.machine import describe_machine, matmul_dtype, matmul_peak, read_bandwidth
@@ -193,6 +195,32 @@ def test_bursts_free_their_slots() -> None:
     assert [p.rows for p in passes[1:]] == [3] + [2] * 9 + [1] * 10 + [2] * 10 + [1] * 10
     assert request.memory.peak_pages == step.room_needed(2, 30)[1]
     assert request.memory.num_pages == 0
+
+
+def test_linear_layers_alone() -> None:
+    library = pytest.importorskip("stretto.kernels.library")
+    try:
+        library.load()
+    except library.KernelsUnavailable as error:
+        pytest.skip(str(error))
+    from stretto.engines.choose import make_engine
+    from stretto.kernels.linear import multiply
+
+    model = tiny_model("llama", hidden_size=64, intermediate_size=96, head_dim=16)
+    for name in ("fused", "packed"):
+        engine = make_engine(name, copy.deepcopy(model), 64, weights="float32", owned=True)
+        layers = linears.packed_layers(engine)
+        outputs = 2 * (64 + 2 * 32 + 64 + 2 * 96 + 64) + 96
+        assert sum(layer.out_features for layer in layers) == outputs
+        call, x, y = linears.prepared(layers[0])
+        call()
+        assert torch.equal(y, multiply(x, layers[0]))
+        found = linears.measure(engine, 1e9, seed=0)
+        assert found is not None
+        assert 0 < found["linear_low"] <= found["linear_share"] <= found["linear_high"]
+        expected = found["linear_bytes"] / found["linear_ms"] * 1000 / 1e9
+        assert found["linear_share"] == pytest.approx(expected, rel=1e-3)
+    assert linears.measure(HFEngine(model, 8), 1e9, seed=0) is None
 
 
 # -- counted bookkeeping -----------------------------------------------------------------------

@@ -90,7 +90,7 @@ def bench_step(
     counts, contexts = parts.numbers("--rows", rows), parts.numbers("--context", context, low=2)
     parts.check(pairs=pairs, threads=threads)
     parts.prepare(out)
-    from stretto.bench import bookkeeping, report, step
+    from stretto.bench import bookkeeping, linears, report, step
 
     place = Place.of(
         model, random_shape, seed, dtype=dtype, engine=engine, device=device, threads=threads
@@ -102,7 +102,7 @@ def bench_step(
         target, counts, contexts, pairs=pairs, seed=seed, journal=journal
     )
     if out is not None:
-        definitions = step.DEFINITIONS | bookkeeping.DEFINITIONS
+        definitions = step.DEFINITIONS | linears.DEFINITIONS | bookkeeping.DEFINITIONS
         run = parts.describe("step", target, settings, definitions, result["machine"])
         run |= {"bookkeeping": result["bookkeeping"]}
         parts.save(out, result["rows"], records, report.plot_step(result["rows"]), run)
@@ -114,6 +114,7 @@ def _measure_step(
     target: Target, rows: list[int], contexts: list[int], *, pairs: int, seed: int, journal: Journal
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What `--json` prints, and a record per burst."""
+    from stretto.bench import linears
     from stretto.bench.bookkeeping import count_bookkeeping
     from stretto.bench.machine import (
         describe_machine,
@@ -137,6 +138,7 @@ def _measure_step(
         "weight_bytes": target.weight_bytes,
         "matmul_flops": round(flops),
         "matmul_dtype": matmul_dtype(dtype),
+        "linear": linears.measure(target.engine, bandwidth, seed),
     }
     summary = with_rooflines(summary, target.weight_bytes, target.work, bandwidth, flops)
     bookkeeping = count_bookkeeping(rows)
@@ -148,7 +150,13 @@ def _step_text(result: dict[str, Any]) -> str:
 
     machine, table = result["machine"], format_table(result["rows"])
     counted = format_table(result["bookkeeping"])
-    return "\n\n".join([table, _roofline_line(machine), "counted without a model:", counted])
+    lines = [_roofline_line(machine)]
+    if (linear := machine["linear"]) is not None:
+        lines += [
+            f"linear layers, 1 row: {linear['linear_ms']:.4g} ms, {linear['linear_share']:.3f} of "
+            f"that bandwidth ({linear['linear_low']:.3f} to {linear['linear_high']:.3f})"
+        ]
+    return "\n\n".join([table, "\n".join(lines), "counted without a model:", counted])
 
 
 def _roofline_line(machine: dict[str, Any]) -> str:
