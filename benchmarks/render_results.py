@@ -1,0 +1,236 @@
+"""Renders docs/results.md from the committed results, so that no figure can drift.
+
+    python benchmarks/render_results.py
+
+Every folder in `benchmarks/results` that has a `run.json` becomes a section: its command, its
+machine, and its tables, with the columns that `COLUMNS` chooses. `FINDINGS` has the sentences on
+top.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "results.md"
+
+INTRO = """\
+# Results
+
+What Stretto was measured to do, from the folders in
+[benchmarks/results](../benchmarks/results). This page is rendered from them by
+`benchmarks/render_results.py`, and a test compares: no figure here is typed by hand.
+[measurement.md](measurement.md) has the rules and the definition of each figure; the `run.json` of
+each folder has versions, settings and definitions as they were in that run.
+
+To measure on your own machine, run the commands below on a quiet one, with another `--out`.
+"""
+
+TEXTS = {
+    "forks": "k threads of n forced tokens against the same tokens one after the other.",
+    "step": "One step for r rows of r threads over a shared prefix, against one row.",
+    "peers": "Greedy decoding against other runtimes: same prompts, same weights, one process.",
+    "scale": "Cost of a token and memory by threads, length of the prefix and size of the pool, "
+    "beside a batch of copied prefixes.",
+    "e2e": "A method against sequential decoding of the same weights, over a file of prompts. A "
+    "method that writes a shorter answer is faster by that alone: read `realized` with the texts "
+    "in `rows.jsonl`.",
+}
+
+COLUMNS: dict[tuple[str, str], str] = {
+    ("step", "summary"): "context rows step_ratio step_low step_high ratio low high pairs step_ms "
+    "pass_ms scheduler_share bandwidth_share flops_share",
+    ("forks", "summary"): "forks tokens theoretical realized low high pairs parallel_s "
+    "sequential_s",
+    ("peers", "summary"): "context rows ours peer ratio low high pairs ours_tokens_per_s "
+    "peer_tokens_per_s agree_tokens steps ours_logit_error peer_logit_error",
+    ("e2e", "summary"): "",
+}
+"""Columns that are shown of a benchmark's table; all where it is not named."""
+
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result folder: its `run.json`, and its CSV files by name."""
+
+    name: str
+    run: dict[str, Any]
+    tables: dict[str, list[Row]]
+
+    @classmethod
+    def read(cls, folder: Path) -> Result:
+        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        tables = {}
+        for path in sorted(folder.glob("*.csv"), key=lambda p: (p.stem != "summary", p.stem)):
+            with path.open(encoding="utf-8", newline="") as file:
+                tables[path.stem] = list(csv.DictReader(file))
+        return cls(folder.name, run, tables)
+
+    @property
+    def kind(self) -> str:
+        return str(self.run.get("benchmark", "e2e"))
+
+    @property
+    def what(self) -> str:
+        """Engine and weights, and the model unless it is the default one."""
+        run = self.run
+        names = [run.get("engine", "hf"), *str(run.get("dtype", "bfloat16")).split(",")]
+        if str(run.get("model", "")).startswith("random"):
+            names.append("random weights of a 0.5B shape")
+        return ", ".join(names)
+
+
+def render(results: Path = RESULTS) -> str:
+    """The page."""
+    found = [Result.read(path.parent) for path in sorted(results.glob("*/run.json"))]
+    said = [f"- {line}" for result in found for line in findings(result)]
+    sections = [section(result) for result in found]
+    glance = ["## At a glance\n\n" + "\n".join(said) + "\n"] if said else []
+    return "\n".join([INTRO, *glance, *sections])
+
+
+def section(result: Result) -> str:
+    machine, folder = result.run["machine"], f"../benchmarks/results/{result.name}"
+    lines = [f"## {result.name}\n"]
+    if result.kind in TEXTS:
+        lines += [TEXTS[result.kind] + "\n"]
+    lines += [f"```sh\n{result.run['command']}\n```\n"]
+    lines += [
+        f"Measured with {result.what} on {machine['cpu']}, {machine['cores']} cores, "
+        f"{machine['torch_threads']} threads, torch {machine['versions']['torch']}, "
+        f"revision {machine['revision']}.\n"
+    ]
+    links = []
+    for name, rows in result.tables.items():
+        links += [f"[{name}.csv]({folder}/{name}.csv)"]
+        wanted = COLUMNS.get((result.kind, name))
+        shown = list(rows[0]) if rows else []
+        if wanted is not None:
+            shown = [column for column in wanted.split() if column in shown]
+        if shown:
+            lines += [table(rows, shown) + "\n"]
+    links += [f"[plot]({folder}/plot.png)", f"[run.json]({folder}/run.json)"]
+    return "\n".join([*lines, ", ".join(links) + "\n"])
+
+
+def table(rows: list[Row], columns: list[str]) -> str:
+    head = [" | ".join(columns), " | ".join("---" for _ in columns)]
+    body = [" | ".join(cell(row[column]) for column in columns) for row in rows]
+    return "\n".join(f"| {line} |" for line in [*head, *body])
+
+
+def cell(text: str) -> str:
+    """Four significant digits of a fraction; whole numbers and words as they are."""
+    if not text:
+        return "–"
+    try:
+        return text if text.lstrip("-").isdigit() else f"{float(text):.4g}"
+    except ValueError:
+        return text
+
+
+# -- sentences -------------------------------------------------------------------------------------
+
+
+def findings(result: Result) -> Iterator[str]:
+    """What a result says in a sentence each, with the folder that says it."""
+    for line in FINDINGS.get(result.kind, lambda _: iter(()))(result):
+        yield f"{line} ([{result.name}](#{result.name}))"
+
+
+def of_step(result: Result) -> Iterator[str]:
+    for row in result.tables["summary"]:
+        if "step_ratio" in row and row["rows"] in ("4", "8"):
+            yield (
+                f"{result.what}: a step of {row['rows']} rows takes "
+                f"{interval(row, 'step_ratio', 'step_')} times that of one, at {row['context']} "
+                "tokens of context."
+            )
+    linear = result.run["machine"].get("linear")
+    if linear is not None:
+        yield (
+            f"{result.what}: the linear layers read their weights for one row at "
+            f"{linear['linear_share']:.1%} of the measured bandwidth "
+            f"({linear['linear_low']:.1%}–{linear['linear_high']:.1%})."
+        )
+
+
+def of_forks(result: Result) -> Iterator[str]:
+    for row in result.tables["summary"]:
+        if row["forks"] == "4":
+            yield (
+                f"{result.what}: 4 forks of {row['tokens']} tokens are {interval(row, 'realized')} "
+                "times as fast as the same tokens one after the other "
+                f"({cell(row['theoretical'])} is possible)."
+            )
+
+
+PAIRED = {("bfloat16", "BF16"), ("int8", "Q8_0")}
+"""Our weights and llama.cpp's that are of the same size."""
+
+
+def of_peers(result: Result) -> Iterator[str]:
+    random = ", random weights of a 0.5B shape" if "random" in result.what else ""
+    for row in result.tables["summary"]:
+        if (row["ours"].split()[-1], row["peer"].split()[-1]) in PAIRED:
+            yield (
+                f"{row['ours']}{random}: {interval(row, 'ratio')} times the tokens per second of "
+                f"{row['peer']}, {row['rows']} sequences at {row['context']} tokens of context."
+            )
+    for row in result.tables.get("forks", []):
+        if row["fastest"] == "True":
+            yield (
+                f"{row['ours']}{random}: {row['forks']} forks of {row['tokens']} tokens, end to "
+                f"end, take {cell(row['forks_s'])} s; as many tokens one after the other take "
+                f"{cell(row['sequential_s'])} s in {row['peer']}, its fastest precision: a ratio "
+                f"of {interval(row, 'forks_ratio', 'forks_')}."
+            )
+
+
+def of_scale(result: Result) -> Iterator[str]:
+    for row in result.tables.get("memory", []):
+        if row["threads"] == "8" and row["kv_ratio"]:
+            more = row["copy_kv_over_own"]
+            copy = f" (a batch of copies holds {cell(more)} times ours)" if more else ""
+            yield (
+                f"{result.what}: 8 threads over a prefix of {row['context']} tokens hold "
+                f"{cell(row['kv_ratio'])} times the keys and values of one thread and the others' "
+                f"own tokens{copy}; resident memory grows {cell(row['rss_ratio'])} times as much."
+            )
+
+
+def of_e2e(result: Result) -> Iterator[str]:
+    for row in result.tables.get("means", []):
+        if row["figure"] == "realized" and row["group"] == "all" and row["geometric_mean"]:
+            method = result.run["settings"].get("method", result.name)
+            yield (
+                f"{result.what}: sequential decoding takes {interval(row, 'geometric_mean')} times "
+                f"the decode time of method {method}, geometric mean of {row['prompts']} prompts."
+            )
+
+
+FINDINGS: dict[str, Callable[[Result], Iterator[str]]] = {
+    "step": of_step,
+    "forks": of_forks,
+    "peers": of_peers,
+    "scale": of_scale,
+    "e2e": of_e2e,
+}
+
+
+def interval(row: Row, figure: str, prefix: str = "") -> str:
+    """A figure with its 95 % interval."""
+    low, high = row[f"{prefix}low"], row[f"{prefix}high"]
+    return f"{cell(row[figure])} ({cell(low)}–{cell(high)})"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")
