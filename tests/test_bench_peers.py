@@ -362,6 +362,13 @@ def test_peers_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert "vllm: not installed; pip install vllm" in capfd.readouterr().out
 
 
+@pytest.mark.usefixtures("small_source")
+def test_one_dtype_by_two_names_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "peers", "--peers", "transformers", "--dtype", "auto,bfloat16"]
+    assert main(arguments) == 2
+    assert "bfloat16, bfloat16" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -217,6 +217,7 @@ def bench_peers(
     }
     journal = parts.start_journal(out, "peers", place, settings)
     targets = [place.target(plan.room_needed(), one) for one in dtypes]
+    parts.check_different(targets)
     result, records = _measure_peers(targets, place, kinds, plan, journal)
     if out is not None:
         _save_peers(out, targets, settings, result, records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -60,6 +61,14 @@ def check(low: int = 1, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < low:
             raise InvalidInput(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
+
+
+def check_different(targets: Sequence[Target]) -> None:
+    from stretto.errors import InvalidInput
+
+    names = [target.dtype for target in targets]
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"--dtype comes to {', '.join(names)}; name each once")
 
 
 @dataclass(frozen=True)
