@@ -24,7 +24,7 @@ from stretto.cli.doctor import Machine, _automatic_engine, _kernels
 from stretto.errors import UnknownName
 from stretto.kernels import library, recipe
 from stretto.kernels.first_use import compiled, library_path
-from stretto.kernels.linear import packed_linear
+from stretto.kernels.linear import multiply
 from stretto.kernels.pack import Packed
 
 ROOT = Path(__file__).parent.parent
@@ -358,7 +358,7 @@ def test_rounds_to_bfloat16_as_torch_does(real):
     values = values[values != 0]  # a sum turns -0 to 0
     packed = Packed.pack(values[:, None], None, "float32")
     one = torch.ones(1, 1, dtype=torch.bfloat16)
-    rounded = packed_linear(one, packed.data, None, None, "float32", len(values))[0]
+    rounded = multiply(one, packed)[0]
     right = values.to(torch.bfloat16)
     assert torch.equal(rounded.isnan(), right.isnan())
     numbers = ~right.isnan()

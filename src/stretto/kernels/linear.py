@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from stretto.errors import InvalidInput
 from stretto.kernels import library
-from stretto.kernels.pack import KINDS, Packed
+from stretto.kernels.pack import KINDS, Packed, padded
 
 
 @torch.library.custom_op("stretto::linear", mutates_args=(), device_types="cpu")
 def packed_linear(
-    x: Tensor, data: Tensor, scale: Tensor | None, bias: Tensor | None, *, weights: str,
+    x: Tensor, data: Tensor, bias: Tensor | None, *, weights: str,
     outputs: int,
 ) -> Tensor:  # fmt: skip
     """x W^T + b over packed weights. x: [..., inputs] in float32 or bfloat16, as is the result.
@@ -23,11 +23,15 @@ def packed_linear(
     A row's bits do not depend on the other rows. Sums are in float32; with int8 weights the rows
     are quantised to int8 in groups of 32 inputs.
     """
-    return multiply(x, Packed(weights, data, scale, bias, x.shape[-1], outputs))
+    return multiply(x, Packed(weights, data, bias, x.shape[-1], outputs))
 
 
 def multiply(x: Tensor, layer: Packed) -> Tensor:
-    """What the operator computes."""
+    """What the operator computes. Raises `ValueError` for an `x` that the weights do not fit."""
+    if x.shape[-1] != layer.in_features or layer.padded_inputs != padded(x.shape[-1]):
+        raise ValueError(f"rows of {x.shape[-1]} inputs, the layer takes {layer.in_features}")
+    if x.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"rows are {x.dtype}; the kernels take float32 and bfloat16")
     kernels = library.load().library
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     num_rows, threads = rows.shape[0], torch.get_num_threads()
@@ -70,9 +74,7 @@ class PackedLinear(nn.Module):
         p = self.packed
         if not torch.compiler.is_compiling():  # torch's dispatch costs as much as a small layer
             return multiply(x, p)
-        result: Tensor = packed_linear(
-            x, p.data, p.scale, p.bias, weights=p.weights, outputs=p.out_features
-        )
+        result: Tensor = packed_linear(x, p.data, p.bias, weights=p.weights, outputs=p.out_features)
         return result
 
     def extra_repr(self) -> str:

@@ -14,7 +14,10 @@ BLOCK = 32
 """Outputs in a block."""
 PAD = 64
 """Inputs are padded to a multiple of this."""
-INPUTS_TOGETHER = {"float32": 1, "bfloat16": 2, "int8": 4}
+GROUP = 32
+"""Inputs that share a scale in int8."""
+GROUP_BYTES = 2 * BLOCK + GROUP * BLOCK
+INPUTS_TOGETHER = {"float32": 1, "bfloat16": 2}
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
 
 
@@ -23,7 +26,6 @@ class CLinear(ctypes.Structure):
 
     _fields_ = (
         ("weight", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("inputs", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
@@ -34,13 +36,12 @@ class CLinear(ctypes.Structure):
 class Packed:
     """One linear layer's weights as the kernels read them.
 
-    `weights` is float32, bfloat16 or int8; int8 has one `scale` per output, round-to-nearest of
-    the largest magnitude / 127, and is stored as w + 128. Bias and scale are float32.
+    `weights` is float32, bfloat16 or int8. int8 rounds to the nearest multiple of a scale that an
+    output has for each 32 inputs: their largest magnitude / 127, in bfloat16. Bias is float32.
     """
 
     weights: str
     data: Tensor
-    scale: Tensor | None
     bias: Tensor | None
     in_features: int
     out_features: int
@@ -53,44 +54,66 @@ class Packed:
         weights: str,
     ) -> Self:
         outputs, inputs = weight.shape
-        pad = (0, -inputs % PAD, 0, -outputs % BLOCK)
-        scale = None
+        pad = (0, padded(inputs) - inputs, 0, -outputs % BLOCK)
+        full = torch.nn.functional.pad(weight, pad)
+        wide = None if bias is None else torch.nn.functional.pad(bias.float(), (0, pad[3]))
         if weights == "int8":
-            exact = weight.float()
-            scale = (exact.abs().amax(dim=1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-            codes = (exact / scale[:, None]).round().clamp(-127, 127)
-            full = (torch.nn.functional.pad(codes, pad) + 128).to(torch.uint8)
-            scale = torch.nn.functional.pad(scale, (0, pad[3]))
+            data = _pack_int8(full.float())
         else:
-            full = torch.nn.functional.pad(weight.to(getattr(torch, weights)), pad)
-        together = INPUTS_TOGETHER[weights]
-        blocks = full.view(-1, BLOCK, full.shape[1] // together, together)
-        padded = None if bias is None else torch.nn.functional.pad(bias.float(), (0, pad[3]))
-        data = _aligned(blocks.permute(0, 2, 1, 3))
-        return cls(weights, data, scale, padded, inputs, outputs)
+            together = INPUTS_TOGETHER[weights]
+            blocks = full.to(getattr(torch, weights)).view(
+                -1, BLOCK, full.shape[1] // together, together
+            )
+            data = _aligned(blocks.permute(0, 2, 1, 3)).flatten(1)
+        return cls(weights, data, wide, inputs, outputs)
 
     def unpack(self) -> Float[Tensor, "outputs inputs"]:
         """The weights as they are multiplied with, in float32 (bfloat16 if packed so)."""
-        blocks = self.data.permute(0, 2, 1, 3)
-        full = blocks.reshape(blocks.shape[0] * BLOCK, -1)
-        if self.scale is not None:
-            full = (full.float() - 128) * self.scale[:, None]
+        if self.weights == "int8":
+            groups = self.data.view(len(self.data), -1, GROUP_BYTES)
+            scales = groups[..., : 2 * BLOCK].contiguous().view(torch.bfloat16)
+            codes = groups[..., 2 * BLOCK :].unflatten(-1, (GROUP // 4, BLOCK, 4))
+            exact = (codes.float() - 128) * scales.float()[:, :, None, :, None]
+            blocks = exact.permute(0, 3, 1, 2, 4)
+        else:
+            together = INPUTS_TOGETHER[self.weights]
+            blocks = self.data.view(len(self.data), -1, BLOCK, together).permute(0, 2, 1, 3)
+        full = blocks.reshape(len(self.data) * BLOCK, -1)
         return full[: self.out_features, : self.in_features]
 
     @property
     def num_bytes(self) -> int:
-        parts = (self.data, self.scale, self.bias)
+        parts = (self.data, self.bias)
         return sum(t.numel() * t.element_size() for t in parts if t is not None)
+
+    @property
+    def padded_inputs(self) -> int:
+        """Inputs that `data` has room for."""
+        per_block = self.data.shape[1]
+        return per_block // GROUP_BYTES * GROUP if self.weights == "int8" else per_block // BLOCK
 
     def struct(self) -> CLinear:
         """For the kernels; valid while `self` lives."""
         return CLinear(
             self.data.data_ptr(),
-            None if self.scale is None else self.scale.data_ptr(),
             None if self.bias is None else self.bias.data_ptr(),
             self.in_features,
             self.out_features,
         )
+
+
+def padded(inputs: int) -> int:
+    return inputs + -inputs % PAD
+
+
+def _pack_int8(full: Float[Tensor, "outputs inputs"]) -> Tensor:
+    groups = full.view(-1, BLOCK, full.shape[1] // GROUP, GROUP).transpose(1, 2)
+    scales = (groups.abs().amax(-1) / 127).to(torch.bfloat16)
+    # A scale rounded down would cut off the largest weight: at most half a step of it.
+    steps = scales.float().clamp(min=torch.finfo(torch.float32).tiny)
+    codes = (groups / steps[..., None]).round().clamp(-128, 127).add(128).to(torch.uint8)
+    turned = codes.unflatten(-1, (GROUP // 4, 4)).transpose(2, 3).flatten(2)
+    return _aligned(torch.cat([scales.contiguous().view(torch.uint8), turned], dim=-1)).flatten(1)
 
 
 def _aligned(values: Tensor) -> Tensor:

@@ -4,7 +4,8 @@
 // reads them once, as a stream:
 //   float32   [out/32][in]  [32]
 //   bfloat16  [out/32][in/2][32][2]
-//   int8      [out/32][in/4][32][4], as unsigned numbers w + 128, with one scale per output
+//   int8      [out/32][in/32] groups of 32 bfloat16 scales, one per output, and [8][32][4] unsigned
+//             numbers w + 128: a weight is its scale times w
 // A row's sum runs over the inputs in one fixed order, whatever other rows are in the batch and
 // whichever thread computes it: its bits depend on nothing else.
 #pragma once
@@ -21,11 +22,11 @@ enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
 constexpr int kBlock = 32;   // outputs per block: two vectors
 constexpr int kAhead = 8192;  // bytes: what memory delivers in about its latency
 constexpr int kPad = 64;     // inputs are padded to a multiple of this
-constexpr int kGroup = 32;   // inputs that share one scale where int8 activations are quantised
+constexpr int kGroup = 32;   // inputs that share a scale in int8, of weights and of rows
+constexpr int kGroupBytes = 2 * kBlock + kGroup * kBlock;
 
 struct Linear {
   const void* weight;   // packed; outputs padded to a multiple of 32 and inputs to one of 64
-  const float* scale;   // per output, int8 only
   const float* bias;    // per output, or null
   int64_t in, out;      // unpadded
 };
@@ -163,10 +164,14 @@ struct Int8 {
 
   template <int R>
   static void block(const Linear& w, int64_t block, const Rows& x, int64_t row, __m512 (&sum)[R][2]) {
-    const uint8_t* weight = static_cast<const uint8_t*>(w.weight) + block * x.stride * kBlock;
+    const char* weight = static_cast<const char*>(w.weight) + block * x.groups * kGroupBytes;
     const int8_t* from = x.values + row * x.stride;
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
     for (int64_t g = 0; g < x.groups; ++g, from += kGroup) {
+      const bf16* scales = reinterpret_cast<const bf16*>(weight);
+      const __m512 s0 = load_floats(scales), s1 = load_floats(scales + kLanes);
+      _mm_prefetch(weight + kAhead, _MM_HINT_T0);
+      weight += 2 * kBlock;
       __m512i part[R][2];
       for (int r = 0; r < R; ++r) {
         part[r][0] = part[r][1] = _mm512_set1_epi32(x.start[(row + r) * x.groups + g]);
@@ -186,15 +191,9 @@ struct Int8 {
       }
       for (int r = 0; r < R; ++r) {
         const __m512 s = _mm512_set1_ps(x.scale[(row + r) * x.groups + g]);
-        sum[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[r][0]), s, sum[r][0]);
-        sum[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[r][1]), s, sum[r][1]);
+        sum[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[r][0]), _mm512_mul_ps(s, s0), sum[r][0]);
+        sum[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[r][1]), _mm512_mul_ps(s, s1), sum[r][1]);
       }
-    }
-    const float* scale = w.scale + block * kBlock;
-    const __m512 s0 = _mm512_loadu_ps(scale), s1 = _mm512_loadu_ps(scale + kLanes);
-    for (int r = 0; r < R; ++r) {
-      sum[r][0] = _mm512_mul_ps(sum[r][0], s0);
-      sum[r][1] = _mm512_mul_ps(sum[r][1], s1);
     }
   }
 };
