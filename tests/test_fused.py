@@ -16,7 +16,6 @@ from orchestras import (
     Recording,
     largest_gap,
     make_request,
-    one_pass,
     run_all,
     scheduler_for,
 )
@@ -27,6 +26,8 @@ from stretto.engines import fused
 from stretto.engines.fused import FusedEngine
 from stretto.engines.hf import HFEngine
 from stretto.errors import ModelUnavailable, Unsupported
+from stretto.runtime.memory import RequestMemory
+from stretto.runtime.pool import SlotList
 from stretto.runtime.views import Cursor, ListCursor, Run
 
 pytestmark = kernels_for("float32")
@@ -363,13 +364,51 @@ def test_the_property_can_fail() -> None:
     assert largest_gap(model, request, engine) > TOLERANCE
 
 
-def test_a_cursor_keeps_a_list_that_a_pass_is_using() -> None:
-    """Two runs of one view in a pass, with a change between: the first one's list stays."""
+@pytest.mark.parametrize("max_rows", [3, 512])
+@settings(max_examples=15, deadline=None)
+@given(seed=seeds)
+def test_lists_live_until_their_pass_has_run(max_rows: int, seed: int) -> None:
+    """Several runs of one view in a pass, with changes and growth between: each list stays."""
     model = model_of()
-    engine = Recording(FusedEngine(model, NUM_SLOTS))
-    session = RandomSession(11, rates={"fork": 0.4, "join": 0.5, "evict": 0.6, "cut": 0.6})
-    request = make_request(11, session)
-    run_all(scheduler_for(engine, NUM_SLOTS, max_rows=3), [request])
+    plain = FusedEngine(model, NUM_SLOTS)
+
+    class Checked:
+        def __getattr__(self, name: str) -> object:
+            return getattr(plain, name)
+
+        def forward(self, runs: list[Run]) -> torch.Tensor:
+            def checked(*arrays: Any) -> torch.Tensor:
+                handed = [a for run in runs for a in run.view.cursor.handed]
+                alive = {a.ctypes.data for a in handed}
+                assert set(arrays[3][:, 0].tolist()) <= alive
+                return FusedEngine._pass(plain, *arrays)
+
+            plain._pass = checked  # type: ignore[method-assign]
+            logits = plain.forward(runs)
+            assert not any(run.view.cursor.handed for run in runs)
+            return logits
+
+    engine = Recording(Checked())
+    session = RandomSession(seed, rates={"fork": 0.4, "join": 0.5, "evict": 0.6, "cut": 0.6})
+    request = make_request(seed, session)
+    run_all(scheduler_for(engine, NUM_SLOTS, max_rows=max_rows), [request])
     assert largest_gap(model, request, engine) < TOLERANCE
-    assert isinstance(ListCursor(0), ListCursor)
-    assert one_pass(model, request.recorder.freeze()).isfinite().all()
+
+
+def test_a_list_that_grows_or_changes_leaves_the_handed_one_alone() -> None:
+    cursor = ListCursor(0)
+    cursor.extend(list(range(200)))
+    cursor.hand_out()
+    (first,) = cursor.handed
+    cursor.extend(list(range(100)))  # beyond its 256 places
+    cursor.hand_out()
+    assert [len(cursor.handed), first[:200].tolist()] == [2, list(range(200))]
+    memory = RequestMemory()
+    memory.slots = {0: SlotList(), 1: SlotList()}
+    memory.slots[1].slots = [7, 8]
+    second = cursor.slots
+    cursor._rewrite(memory, [1], 0, 0)
+    assert second[:2].tolist() == [0, 1]
+    assert cursor.slots[: cursor.length].tolist() == [7, 8]
+    cursor.take_back()
+    assert cursor.handed == []

@@ -164,6 +164,7 @@ class LM:
         from stretto.tokens import HFVocabulary
 
         check_int("pool_slots", pool_slots, 2)
+        check_int("page_size", page_size, 1)
         end_ids = _end_ids(model, tokenizer)
         made = make_engine(
             engine,

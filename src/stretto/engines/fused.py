@@ -148,14 +148,12 @@ class FusedEngine:
             cursor.advance(run.view, run.version, run.segment.handle, run.start)
             before, n = cursor.length, len(run.tokens)
             cursor.extend(run.slots)
-            cursor.in_use = True
             cursors.append(cursor)
-            views[at : at + n, 0] = cursor.address
+            views[at : at + n, 0] = cursor.hand_out()
             is_block = run.segment.kind == "block"
             views[at : at + n, 1] = before + n if is_block else np.arange(before, before + n) + 1
             at += n
             keep += range(at - run.num_logits, at)
-        lists = [cursor.slots for cursor in cursors]  # alive until the pass has run
         logits = self._pass(
             np.array([t for run in runs for t in run.tokens], dtype=np.int64),
             np.array([p for run in runs for p in run.positions], dtype=np.int64),
@@ -163,9 +161,8 @@ class FusedEngine:
             views,
             np.array(keep, dtype=np.int64),
         )
-        del lists
         for cursor in cursors:
-            cursor.in_use = False
+            cursor.take_back()
         return logits
 
     def copy_out(self, slots: list[int]) -> Any:

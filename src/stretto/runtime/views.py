@@ -99,16 +99,15 @@ class ListCursor:
 
     Trace order is a function of the trace alone: the segments seen by handle, then the own one.
     `slots[:length]` are the slots that the next row sees besides those of its own run; their
-    memory begins at `address`. A list that was handed out in a pass (`in_use`) is not rewritten:
-    it is copied first.
+    memory begins at `hand_out()`. A list that was handed out stays as it is, and alive, until it
+    is taken back: changes go into a copy.
     """
 
     epoch: int
     slots: NDArray[np.int32] = field(default_factory=lambda: np.empty(256, dtype=np.int32))
-    address: int = 0
     length: int = 0
     version: int = 0
-    in_use: bool = False
+    handed: list[NDArray[np.int32]] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)  # where each segment of `order` ends
     own: int = -1
@@ -135,14 +134,24 @@ class ListCursor:
         self.length = end
         self.num_own += len(slots)
 
+    def hand_out(self) -> int:
+        """The address of the list, which is good until `take_back`."""
+        if not self.handed or self.handed[-1] is not self.slots:
+            self.handed.append(self.slots)
+        return int(self.slots.__array_interface__["data"][0])
+
+    def take_back(self) -> None:
+        """Nobody reads the handed lists any more."""
+        self.handed.clear()
+
     def _rewrite(self, memory: RequestMemory, order: list[int], own: int, start: int) -> None:
         same = 0
         for a, b in zip(order, self.order, strict=False):
             if a != b:
                 break
             same += 1
-        if self.in_use:
-            self.slots, self.in_use, self.address = self.slots.copy(), False, 0
+        if self.handed and self.handed[-1] is self.slots:
+            self.slots = self.slots.copy()
         del self.order[same:], self.ends[same:]
         self.length = self.ends[-1] if self.ends else 0
         for handle in order[same:]:
@@ -156,9 +165,7 @@ class ListCursor:
         if size > len(self.slots):
             grown = np.empty(2 * size, dtype=np.int32)
             grown[: self.length] = self.slots[: self.length]
-            self.slots, self.in_use, self.address = grown, False, 0
-        if self.address == 0:
-            self.address = self.slots.ctypes.data
+            self.slots = grown
 
 
 def mask_rows(runs: list[Run], num_slots: int) -> NDArray[np.bool_]:

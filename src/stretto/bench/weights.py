@@ -1,0 +1,177 @@
+"""What rounded weights cost: perplexity and greedy agreement over texts, against float32."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from stretto.bench.pairs import NUM_RESAMPLES, Report, rounded
+from stretto.errors import InvalidInput
+from stretto.recorder import MAIN, Recorder
+from stretto.runtime.memory import RequestMemory
+from stretto.runtime.pool import Pool
+from stretto.runtime.views import Run, View
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from stretto.engines.base import Engine
+
+REFERENCE = "hf float32"
+SIDES = (REFERENCE, "hf bfloat16", "fused float32", "fused bfloat16", "fused int8")
+"""Engine and dtype of each side; the first is what the others are compared with."""
+
+DEFINITIONS = {
+    "side": "engine and dtype; the same weights, rounded to that dtype",
+    "perplexity": "exp of the mean negative log-likelihood of each token but the first of a window, "
+    "given those before it in the window",
+    "ratio": "perplexity / that of hf float32",
+    "to_bf16": "perplexity / that of the same engine in bfloat16; null without one",
+    "agreement": "share of tokens at which the most likely next token is that of hf float32",
+    "kl": "mean Kullback-Leibler divergence of the next token, from hf float32, in nats",
+    "low, high": "percentile bootstrap 95% interval over windows",
+    "window": "so many tokens in a row of one text; shorter texts are left out, and counted",
+}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of each window: sums over its predicted tokens."""
+
+    nll: NDArray[np.float64]
+    agree: NDArray[np.float64]
+    kl: NDArray[np.float64]
+
+
+def read_texts(path: Path, field: str | None) -> list[str]:
+    """The texts of a file: a field of each JSON line, or the whole file as one text.
+
+    Raises `InvalidInput` for what cannot be read.
+    """
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"cannot read {path}: {error}; name a UTF-8 file") from None
+    if field is None:
+        return [content]
+    texts = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)[field]
+        except (ValueError, KeyError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            raise InvalidInput(f"line {number} of {path} is no JSON object with a text {field!r}")
+        texts.append(text)
+    return texts
+
+
+def windows_of(texts: Sequence[list[int]], size: int, count: int) -> list[list[int]]:
+    """The first `size` tokens of each text that is long enough, at most `count` of them; of a
+    single text, one window after the other. Raises `InvalidInput` if there is none."""
+    if len(texts) == 1:
+        (only,) = texts
+        found = [only[i : i + size] for i in range(0, len(only) - size + 1, size)]
+    else:
+        found = [ids[:size] for ids in texts if len(ids) >= size]
+    if not found:
+        raise InvalidInput(f"no text has {size} tokens; give longer texts or a smaller --window")
+    return found[:count]
+
+
+def logits_of(engine: Engine, ids: list[int]) -> Float[Tensor, "tokens vocab"]:
+    """Logits after each token of a plain text, in one pass."""
+    recorder = Recorder(ids, "main")
+    thread = recorder.threads[MAIN]
+    (segment,) = [s for s in recorder.segments if s.tokens]
+    memory = RequestMemory()
+    memory.extend(Pool(len(ids)), [{segment.handle: len(ids)}])
+    slots = memory.slots[segment.handle].slots
+    version = thread.unfed[0].view_version
+    view = View(thread, memory)
+    run = Run(view, version, segment, 0, ids, segment.positions, slots, len(ids))
+    return engine.forward([run])
+
+
+def score(
+    engine: Engine, windows: Sequence[list[int]], reference: Sequence[Tensor] | None
+) -> tuple[Scores, list[Tensor]]:
+    """Scores against `reference`, the log-probabilities that another engine gave; and our own
+    (float16, in memory: windows x tokens x vocabulary)."""
+    nll, agree, kl, kept = [], [], [], []
+    for number, ids in enumerate(windows):
+        own = torch.log_softmax(logits_of(engine, ids)[:-1].float(), dim=-1)
+        base = own if reference is None else reference[number].float()
+        targets = torch.tensor(ids[1:])
+        nll.append(-float(own.gather(1, targets[:, None]).double().sum()))
+        agree.append(float((own.argmax(-1) == base.argmax(-1)).sum()))
+        kl.append(float((base.exp() * (base - own)).double().sum()))
+        kept.append(own if reference is None else own[:0])
+    return Scores(np.array(nll), np.array(agree), np.array(kl)), kept
+
+
+def summarise(
+    scores: dict[str, Scores], window: int, bytes_of: dict[str, int | None], seed: int
+) -> list[dict[str, Any]]:
+    """A row per side."""
+    tokens = window - 1
+    base = scores[REFERENCE]
+    rows = []
+    for side, own in scores.items():
+        engine = side.split()[0]
+        half = scores.get(f"{engine} bfloat16")
+        ratio = _interval((own.nll - base.nll) / tokens, seed)
+        to_half = None if half is None else _interval((own.nll - half.nll) / tokens, seed)
+        rows.append(
+            rounded(
+                {
+                    "side": side,
+                    "windows": len(own.nll),
+                    "perplexity": math.exp(own.nll.mean() / tokens),
+                    "ratio": math.exp(ratio[0]),
+                    "low": math.exp(ratio[1]),
+                    "high": math.exp(ratio[2]),
+                    "to_bf16": None if to_half is None else math.exp(to_half[0]),
+                    "to_bf16_low": None if to_half is None else math.exp(to_half[1]),
+                    "to_bf16_high": None if to_half is None else math.exp(to_half[2]),
+                    "agreement": own.agree.mean() / tokens,
+                    "kl": own.kl.mean() / tokens,
+                    "weight_mb": None if bytes_of[side] is None else bytes_of[side] / 1e6,
+                }
+            )
+        )
+    return rows
+
+
+def records_of(scores: dict[str, Scores], window: int) -> list[dict[str, Any]]:
+    """One record per side and window: means over its tokens."""
+    return [
+        {
+            "side": side,
+            "window": number,
+            "nll": own.nll[number] / (window - 1),
+            "agreement": own.agree[number] / (window - 1),
+            "kl": own.kl[number] / (window - 1),
+        }
+        for side, own in scores.items()
+        for number in range(len(own.nll))
+    ]
+
+
+def _interval(values: NDArray[np.float64], seed: int) -> tuple[float, float, float]:
+    """Mean, with the percentile bootstrap's 95% interval over windows."""
+    rng = np.random.default_rng(seed)
+    means = values[rng.integers(len(values), size=(NUM_RESAMPLES, len(values)))].mean(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(values.mean()), float(low), float(high)
