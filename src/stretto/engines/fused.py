@@ -21,6 +21,7 @@ from stretto.engines.hf import REFUSED_ROPE_TYPES, sliding_window
 from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
 from stretto.kernels import library
 from stretto.kernels.linear import check_weights
+from stretto.kernels.memory import Arena, zeros
 from stretto.kernels.pack import BLOCK, KINDS, CLinear, Packed
 from stretto.runtime.views import ListCursor, Run
 
@@ -121,6 +122,7 @@ class FusedEngine:
         self.max_positions = config.max_position_embeddings
         self._kernels = library.load().library
         self._kept: list[Any] = []  # what the kernels read through pointers
+        self._arena = Arena()
         self._consume = consume
         self.weight_bytes = 0
         self._heads = CHeads(
@@ -232,8 +234,8 @@ class FusedEngine:
         heads = self._heads
         shape = (config.num_hidden_layers, heads.kv_heads, num_slots, heads.dim)
         try:
-            return torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
-        except (RuntimeError, TypeError) as error:  # TypeError: a size beyond 64 bits
+            return zeros(shape, dtype), zeros(shape, dtype)
+        except MemoryError as error:
             size = 2 * shape[0] * shape[1] * shape[2] * shape[3] * dtype.itemsize
             raise InvalidInput(
                 f"a pool of {num_slots} slots takes {size / 2**30:.1f} GiB of KV, which do not "
@@ -297,6 +299,7 @@ class FusedEngine:
             join([linear.weight for linear in linears]),
             join([linear.bias for linear in linears]) if has_bias else None,
             self.weights,
+            self._arena,
         )
         if self._consume and free:
             for linear in linears:

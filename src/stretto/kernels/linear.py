@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stretto.errors import InvalidInput
 from stretto.kernels import library
+from stretto.kernels.memory import Arena
 from stretto.kernels.pack import KINDS, Packed, padded
 
 
@@ -62,10 +63,10 @@ class PackedLinear(nn.Module):
     """`nn.Linear` for inference on a CPU. `weight` has shape and dtype but no data; `packed.unpack`
     gives it back."""
 
-    def __init__(self, linear: nn.Linear, weights: str) -> None:
+    def __init__(self, linear: nn.Linear, weights: str, arena: Arena | None = None) -> None:
         super().__init__()
         with torch.inference_mode(False), torch.no_grad():
-            self.packed = Packed.pack(linear.weight, linear.bias, weights)
+            self.packed = Packed.pack(linear.weight, linear.bias, weights, arena)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight = torch.empty_like(linear.weight, device="meta")
         self.bias = None if linear.bias is None else torch.empty_like(linear.bias, device="meta")
@@ -95,10 +96,11 @@ def pack_model(model: Any, weights: str = "bfloat16") -> Any:
             "float32 or bfloat16 on the CPU"
         )
     check_weights(weights)
+    arena = Arena()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
-                setattr(module, name, PackedLinear(child, weights))
+                setattr(module, name, PackedLinear(child, weights, arena))
     return model
 
 

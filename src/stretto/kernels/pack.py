@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stretto.kernels.memory import Arena
+
 BLOCK = 32
 """Outputs in a block."""
 PAD = 64
@@ -52,19 +54,21 @@ class Packed:
         weight: Float[Tensor, "outputs inputs"],
         bias: Float[Tensor, "outputs"] | None,
         weights: str,
+        arena: Arena | None = None,
     ) -> Self:
+        """Raises `MemoryError` if there is no room. `arena`: where the weights are to lie."""
         outputs, inputs = weight.shape
         pad = (0, padded(inputs) - inputs, 0, -outputs % BLOCK)
         full = torch.nn.functional.pad(weight, pad)
         wide = None if bias is None else torch.nn.functional.pad(bias.float(), (0, pad[3]))
         if weights == "int8":
-            data = _pack_int8(full.float())
+            laid_out = _lay_out_int8(full.float())
         else:
             together = INPUTS_TOGETHER[weights]
-            blocks = full.to(getattr(torch, weights)).view(
-                -1, BLOCK, full.shape[1] // together, together
-            )
-            data = _aligned(blocks.permute(0, 2, 1, 3)).flatten(1)
+            typed = full.to(getattr(torch, weights))
+            blocks = typed.view(-1, BLOCK, full.shape[1] // together, together)
+            laid_out = blocks.permute(0, 2, 1, 3)
+        data = (arena or Arena()).copy_of(laid_out).flatten(1)
         return cls(weights, data, wide, inputs, outputs)
 
     def unpack(self) -> Float[Tensor, "outputs inputs"]:
@@ -106,17 +110,11 @@ def padded(inputs: int) -> int:
     return inputs + -inputs % PAD
 
 
-def _pack_int8(full: Float[Tensor, "outputs inputs"]) -> Tensor:
+def _lay_out_int8(full: Float[Tensor, "outputs inputs"]) -> Tensor:
+    """blocks x groups x bytes: a group's scales, then its numbers + 128."""
     groups = full.view(-1, BLOCK, full.shape[1] // GROUP, GROUP).transpose(1, 2)
     scales = (groups.abs().amax(-1) / 127).to(torch.bfloat16)
-    # A scale rounded down would cut off the largest weight: at most half a step of it.
     steps = scales.float().clamp(min=torch.finfo(torch.float32).tiny)
     codes = (groups / steps[..., None]).round().clamp(-128, 127).add(128).to(torch.uint8)
     turned = codes.unflatten(-1, (GROUP // 4, 4)).transpose(2, 3).flatten(2)
-    return _aligned(torch.cat([scales.contiguous().view(torch.uint8), turned], dim=-1)).flatten(1)
-
-
-def _aligned(values: Tensor) -> Tensor:
-    """A contiguous copy (torch aligns its memory to 64 bytes: a cache line)."""
-    copy = torch.empty(values.shape, dtype=values.dtype)
-    return copy.copy_(values)
+    return torch.cat([scales.contiguous().view(torch.uint8), turned], dim=-1)

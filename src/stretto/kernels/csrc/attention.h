@@ -18,7 +18,7 @@ constexpr int kSlots = 16;       // list entries per block
 constexpr int kChunk = 256;      // list entries per partial softmax
 constexpr int kRows = 32;        // rows at a time
 constexpr int kQueries = 8;      // queries per tile of scores
-constexpr int kSums = 4;         // queries per tile of weighted values
+constexpr int kSums = 6;         // queries per tile of weighted values
 constexpr int kMaxHeadDim = 256;
 
 // What one row may see: `length` slots at `slots`, its own one included.
@@ -119,7 +119,7 @@ void weigh(const float* values, const float* const* weights, int64_t dim, float*
         const float* v = values + s * dim + d;
         const __m512 v0 = _mm512_loadu_ps(v), v1 = _mm512_loadu_ps(v + kLanes);
         const __m512 v2 = _mm512_loadu_ps(v + 2 * kLanes), v3 = _mm512_loadu_ps(v + 3 * kLanes);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int n = 0; n < N; ++n) {
           const __m512 w = _mm512_set1_ps(weights[n][s]);
           sum[n][0] = _mm512_fmadd_ps(w, v0, sum[n][0]);
@@ -145,14 +145,36 @@ void weigh(const float* values, const float* const* weights, int64_t dim, float*
   }
 }
 
-// Calls `work<N>(i)` over 0 <= i < n in tiles of N <= M.
+// Calls `work(n)` with n as a constant, 1 <= n <= M.
+template <int M, class Work>
+void exactly(int64_t n, Work work) {
+  if (n == M) return work(std::integral_constant<int, M>());
+  if constexpr (M > 1) exactly<M - 1>(n, work);
+}
+
+// Calls `work(N, i)` for the N <= M items from i on, over 0 <= i < n in tiles of about equal size.
 template <int M, class Work>
 void in_tiles(int64_t n, Work work) {
-  int64_t i = 0;
-  for (; i + M <= n; i += M) work(std::integral_constant<int, M>(), i);
-  if constexpr (M > 1) {
-    if (i < n) in_tiles<M / 2>(n - i, [&](auto size, int64_t k) { work(size, i + k); });
+  const int64_t tiles = (n + M - 1) / M;
+  for (int64_t t = 0; t < tiles; ++t) {
+    const int64_t first = n * t / tiles;
+    exactly<M>(n * (t + 1) / tiles - first, [&](auto size) { work(size, first); });
   }
+}
+
+// Reads the entries' keys and values once, one after the other, which memory delivers several times
+// as fast as to the blocks below, each of which waits for its own.
+template <class T>
+void bring(const T* keys, const T* values, const int32_t* slots, int64_t n, int64_t dim) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  __m512i all = _mm512_setzero_si512();
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t d = 0; d < dim; d += kLine) {
+      all = _mm512_or_si512(all, _mm512_loadu_si512(keys + slots[i] * dim + d));
+      all = _mm512_or_si512(all, _mm512_loadu_si512(values + slots[i] * dim + d));
+    }
+  }
+  asm volatile("" : : "v"(all));  // or the compiler would leave the reading out
 }
 
 // One thread's memory for a chunk.
@@ -186,6 +208,13 @@ void attend_chunk(const Heads& h, const Cache* keys, const Cache* values, const 
   const auto count = [&](int64_t r) { return std::min<int64_t>(kChunk, views[r].length - first); };
   int64_t longest = 0;
   for (int64_t r = 0; r < rows; ++r) longest = std::max(longest, count(r));
+
+  for (int64_t r = 0; r < rows; ++r) {  // of rows that begin alike, the last is the longest
+    const bool more = r + 1 < rows && views[r + 1].length > first;
+    if (count(r) > 0 && !(more && views[r + 1].slots[first] == views[r].slots[first])) {
+      bring(keys, values, views[r].slots + first, count(r), dim);
+    }
+  }
 
   // Calls `work(rows that share the block, how many, its 16 slots)` for each block.
   const auto for_blocks = [&](auto work) {
