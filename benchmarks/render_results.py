@@ -38,6 +38,7 @@ TEXTS = {
     "peers": "Greedy decoding against other runtimes: same prompts, same weights, one process.",
     "scale": "Cost of a token and memory by threads, length of the prefix and size of the pool, "
     "beside a batch of copied prefixes.",
+    "weights": "What rounded weights cost: perplexity and greedy agreement over texts.",
     "e2e": "A method against sequential decoding of the same weights, over a file of prompts. A "
     "method that writes a shorter answer is faster by that alone: read `realized` with the texts "
     "in `rows.jsonl`.",
@@ -217,11 +218,22 @@ def of_e2e(result: Result) -> Iterator[str]:
             )
 
 
+def of_weights(result: Result) -> Iterator[str]:
+    for row in result.tables["summary"]:
+        if row["side"] == "fused int8":
+            yield (
+                f"{row['side']}: perplexity is {interval(row, 'to_bf16', 'to_bf16_')} times that "
+                f"of bfloat16, and the most likely next token is float32's in "
+                f"{float(row['agreement']):.1%} of cases, over {row['windows']} windows."
+            )
+
+
 FINDINGS: dict[str, Callable[[Result], Iterator[str]]] = {
     "step": of_step,
     "forks": of_forks,
     "peers": of_peers,
     "scale": of_scale,
+    "weights": of_weights,
     "e2e": of_e2e,
 }
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from test_kernels import kernels_for
 
 from stretto import LM, SamplingParams
 
@@ -44,12 +45,24 @@ def lm() -> LM:
     return LM.load(dtype="float32", pool_slots=4096)
 
 
-def test_plain_answers_equal_transformers_generate(lm: LM) -> None:
+@pytest.fixture(scope="module")
+def generated(lm: LM) -> tuple[list[list[int]], tuple[torch.Tensor, ...]]:
+    prompts = [lm.encode([{"role": "user", "content": prompt}]) for prompt in PROMPTS]
+    return generate(lm, prompts)
+
+
+@pytest.mark.parametrize("engine", ["hf", "fused"])
+def test_plain_answers_equal_transformers_generate(
+    lm: LM, generated: tuple[list[list[int]], tuple[torch.Tensor, ...]], engine: str
+) -> None:
     params = SamplingParams(max_tokens=NUM_TOKENS)
+    if engine != "hf":
+        kernels_for("float32", skip=True)
+        lm = LM.load(dtype="float32", engine=engine, pool_slots=4096)
+    assert lm.engine.name == engine
     streams = [lm.submit(p, params, method="sequential") for p in PROMPTS]
     answers = [stream.finish() for stream in streams]
-    prompts = [lm.encode([{"role": "user", "content": prompt}]) for prompt in PROMPTS]
-    theirs, logits = generated(lm, prompts)
+    theirs, logits = generated
     for row, answer in enumerate(answers):
         ours = [t for s in answer.trace.response for t in s.tokens]
         pairs = enumerate(zip(ours, theirs[row], strict=False))
@@ -62,7 +75,7 @@ def test_plain_answers_equal_transformers_generate(lm: LM) -> None:
             assert float(best[0] - best[1]) < SMALLEST_GAP, (PROMPTS[row], differs)
 
 
-def generated(lm: LM, prompts: list[list[int]]) -> tuple[list[list[int]], tuple[torch.Tensor, ...]]:
+def generate(lm: LM, prompts: list[list[int]]) -> tuple[list[list[int]], tuple[torch.Tensor, ...]]:
     """Greedy tokens of transformers' `generate` on a left-padded batch, and its logits by step."""
     end = min(lm.vocabulary.end_ids)
     longest = max(map(len, prompts))

@@ -21,12 +21,15 @@ def tiny_tokenizer(chat: bool = True) -> Any:
 
 
 def tiny_lm(
-    dialect: str = "plain", kind: str = "llama", *, chat: bool = True, seed: int = 0, **options: Any
-) -> LM:
+    dialect: str = "plain", kind: str = "llama", *, chat: bool = True, seed: int = 0,
+    head_dim: int = 8, **options: Any,
+) -> LM:  # fmt: skip
     """A fresh `LM`; its model is not shared, since wrapping may grow the embeddings."""
     import copy
 
     tokenizer = tiny_tokenizer(chat)
-    model = copy.deepcopy(tiny_model(kind, vocab_size=len(tokenizer), eos_token_id=None))
+    model = copy.deepcopy(
+        tiny_model(kind, vocab_size=len(tokenizer), eos_token_id=None, head_dim=head_dim)
+    )
     options = {"pool_slots": 1024, **options}
     return LM.wrap(model, tokenizer, dialect=dialect, name=f"tiny-{kind}", **options)

@@ -151,6 +151,18 @@ def plot_e2e(rows: Rows) -> Figure:
     return figure
 
 
+def plot_weights(rows: Rows) -> Figure:
+    """Perplexity over that of the reference, a point a side."""
+    figure, axes = _figure("", "perplexity / that of hf float32")
+    x = list(range(len(rows)))
+    _errors(axes, x, rows, "ratio", "mean over windows, 95% interval")
+    axes.lines[0].set_linestyle("none")
+    axes.set_xticks(x, [row["side"].replace(" ", "\n") for row in rows])
+    axes.axhline(1, linestyle="--", color="gray")
+    axes.legend()
+    return figure
+
+
 def _figure(x: str, y: str) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure
 

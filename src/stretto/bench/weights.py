@@ -32,14 +32,15 @@ SIDES = (REFERENCE, "hf bfloat16", "fused float32", "fused bfloat16", "fused int
 
 DEFINITIONS = {
     "side": "engine and dtype; the same weights, rounded to that dtype",
-    "perplexity": "exp of the mean negative log-likelihood of each token but the first of a window, "
-    "given those before it in the window",
+    "perplexity": "exp of the mean negative log-likelihood of each token but the first of a "
+    "window, given those before it in the window",
     "ratio": "perplexity / that of hf float32",
     "to_bf16": "perplexity / that of the same engine in bfloat16; null without one",
     "agreement": "share of tokens at which the most likely next token is that of hf float32",
     "kl": "mean Kullback-Leibler divergence of the next token, from hf float32, in nats",
     "low, high": "percentile bootstrap 95% interval over windows",
-    "window": "so many tokens in a row of one text; shorter texts are left out, and counted",
+    "weight_mb": "10^6 bytes of weights that a pass reads",
+    "window": "so many tokens in a row of one text; shorter texts are left out",
 }
 
 
@@ -105,26 +106,30 @@ def logits_of(engine: Engine, ids: list[int]) -> Float[Tensor, "tokens vocab"]:
 
 
 def score(
-    engine: Engine, windows: Sequence[list[int]], reference: Sequence[Tensor] | None
-) -> tuple[Scores, list[Tensor]]:
-    """Scores against `reference`, the log-probabilities that another engine gave; and our own
-    (float16, in memory: windows x tokens x vocabulary)."""
-    nll, agree, kl, kept = [], [], [], []
-    for number, ids in enumerate(windows):
-        own = torch.log_softmax(logits_of(engine, ids)[:-1].float(), dim=-1)
-        base = own if reference is None else reference[number].float()
-        targets = torch.tensor(ids[1:])
-        nll.append(-float(own.gather(1, targets[:, None]).double().sum()))
-        agree.append(float((own.argmax(-1) == base.argmax(-1)).sum()))
-        kl.append(float((base.exp() * (base - own)).double().sum()))
-        kept.append(own if reference is None else own[:0])
-    return Scores(np.array(nll), np.array(agree), np.array(kl)), kept
+    engines: dict[str, Engine], windows: Sequence[list[int]], report: Report
+) -> dict[str, Scores]:
+    """Scores of each side; `engines` has `REFERENCE`."""
+    sums: dict[str, list[tuple[float, float, float]]] = {side: [] for side in engines}
+    for number, ids in enumerate(windows, 1):
+        base = torch.log_softmax(logits_of(engines[REFERENCE], ids)[:-1], dim=-1)
+        targets = torch.tensor(ids[1:])[:, None]
+        for side, engine in engines.items():
+            own = base
+            if side != REFERENCE:
+                own = torch.log_softmax(logits_of(engine, ids)[:-1], dim=-1)
+            nll = -own.gather(1, targets).double().sum()
+            agree = (own.argmax(-1) == base.argmax(-1)).sum()
+            kl = (base.exp() * (base - own)).double().sum()
+            sums[side].append((float(nll), float(agree), float(kl)))
+        if number % 8 == 0:
+            report(f"{number} of {len(windows)} windows")
+    return {side: Scores(*np.array(rows).T) for side, rows in sums.items()}
 
 
 def summarise(
-    scores: dict[str, Scores], window: int, bytes_of: dict[str, int | None], seed: int
+    scores: dict[str, Scores], window: int, weight_bytes: dict[str, int], seed: int
 ) -> list[dict[str, Any]]:
-    """A row per side."""
+    """A row per side; `weight_bytes` of each."""
     tokens = window - 1
     base = scores[REFERENCE]
     rows = []
@@ -147,7 +152,7 @@ def summarise(
                     "to_bf16_high": None if to_half is None else math.exp(to_half[2]),
                     "agreement": own.agree.mean() / tokens,
                     "kl": own.kl.mean() / tokens,
-                    "weight_mb": None if bytes_of[side] is None else bytes_of[side] / 1e6,
+                    "weight_mb": weight_bytes[side] / 1e6,
                 }
             )
         )

@@ -10,6 +10,7 @@ import typer
 from stretto.cli import bench_parts as parts
 from stretto.cli import options
 from stretto.cli.bench_parts import AsJson, Out, Pairs, Place, RandomShape, Seed
+from stretto.cli.bench_weights import bench_weights
 from stretto.models.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from stretto.bench.scale import Plan as ScalePlan
 
 app = typer.Typer(no_args_is_help=True, help="Measure the runtime on this machine.")
+app.command("weights")(bench_weights)
 
 
 @app.command("forks")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -52,8 +53,6 @@ def _mapped(num_bytes: int) -> Tensor:
     except (OSError, OverflowError) as error:
         raise MemoryError(f"{num_bytes} bytes cannot be had: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with suppress(OSError):  # a kernel without them: small pages do
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without them: small pages do
-            pass
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -76,13 +76,13 @@ class Packed:
         if self.weights == "int8":
             groups = self.data.view(len(self.data), -1, GROUP_BYTES)
             scales = groups[..., : 2 * BLOCK].contiguous().view(torch.bfloat16)
-            codes = groups[..., 2 * BLOCK :].unflatten(-1, (GROUP // 4, BLOCK, 4))
+            codes = groups[..., 2 * BLOCK :].view(*groups.shape[:2], GROUP // 4, BLOCK, 4)
             exact = (codes.float() - 128) * scales.float()[:, :, None, :, None]
             blocks = exact.permute(0, 3, 1, 2, 4)
         else:
             together = INPUTS_TOGETHER[self.weights]
             blocks = self.data.view(len(self.data), -1, BLOCK, together).permute(0, 2, 1, 3)
-        full = blocks.reshape(len(self.data) * BLOCK, -1)
+        full: Tensor = blocks.reshape(len(self.data) * BLOCK, -1)
         return full[: self.out_features, : self.in_features]
 
     @property
@@ -116,5 +116,5 @@ def _lay_out_int8(full: Float[Tensor, "outputs inputs"]) -> Tensor:
     scales = (groups.abs().amax(-1) / 127).to(torch.bfloat16)
     steps = scales.float().clamp(min=torch.finfo(torch.float32).tiny)
     codes = (groups / steps[..., None]).round().clamp(-128, 127).add(128).to(torch.uint8)
-    turned = codes.unflatten(-1, (GROUP // 4, 4)).transpose(2, 3).flatten(2)
+    turned = codes.view(*codes.shape[:3], GROUP // 4, 4).transpose(2, 3).flatten(2)
     return torch.cat([scales.contiguous().view(torch.uint8), turned], dim=-1)
