@@ -260,6 +260,18 @@ def test_int8_stays_near_float32() -> None:
     assert engine.weight_bytes < 0.4 * FusedEngine(model, 128).weight_bytes
 
 
+def test_int8_without_bfloat16_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention has two forms, which round queries differently; both hold to each other."""
+    kernels_for("int8", skip=True)
+    kernels_for("bfloat16", skip=True)
+    rows = [(i % 90, i, i, list(range(i + 1))) for i in range(60)]
+    both = Lists(rows).run(engine_of(weights="int8"))
+    monkeypatch.setenv("STRETTO_CPU_WITHOUT", "avx512_bf16")
+    alone = Lists(rows).run(engine_of(weights="int8"))
+    assert not torch.equal(both, alone)
+    assert float((both - alone).std() / both.std()) < 0.05
+
+
 def test_sibling_perturbation_is_bit_identical() -> None:
     """What one thread writes changes no bit of its siblings."""
     rows = []

@@ -22,7 +22,7 @@ from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
 from stretto.kernels import library
 from stretto.kernels.linear import check_weights
 from stretto.kernels.memory import Arena, zeros
-from stretto.kernels.pack import BLOCK, KINDS, CLinear, Packed
+from stretto.kernels.pack import BLOCK, INT8_ON_BFLOAT16, KINDS, CLinear, Packed
 from stretto.runtime.views import ListCursor, Run
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
@@ -254,7 +254,7 @@ class FusedEngine:
         )
         rope = base.rotary_emb
         return CModel(
-            kind=KINDS[self.weights],
+            kind=self._kind(),
             embedding_is_bf16=table.dtype == torch.bfloat16,
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
@@ -268,6 +268,10 @@ class FusedEngine:
             head=head,
             layers=layers,
         )
+
+    def _kind(self) -> int:
+        has_bfloat16 = "bfloat16" in library.load().weights
+        return INT8_ON_BFLOAT16 if self.weights == "int8" and has_bfloat16 else KINDS[self.weights]
 
     def _layer(self, layer: Any, index: int) -> CLayer:
         attention, mlp = layer.self_attn, layer.mlp

@@ -21,6 +21,8 @@ GROUP = 32
 GROUP_BYTES = 2 * BLOCK + GROUP * BLOCK
 INPUTS_TOGETHER = {"float32": 1, "bfloat16": 2}
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
+INT8_ON_BFLOAT16 = 3
+"""int8 weights in a pass whose attention uses bfloat16 instructions."""
 
 
 class CLinear(ctypes.Structure):

@@ -379,7 +379,8 @@ int64_t stretto_pass_bytes(const Model* m, int64_t rows, int64_t longest, int32_
   switch (m->kind) {
     case kFloat32: return Buffers<Float32>(*m, rows, longest, threads, nullptr).bytes;
     case kBfloat16: return Buffers<Bfloat16>(*m, rows, longest, threads, nullptr).bytes;
-    default: return Buffers<Int8>(*m, rows, longest, threads, nullptr).bytes;
+    case kInt8: return Buffers<Int8>(*m, rows, longest, threads, nullptr).bytes;
+    default: return Buffers<Int8OnBfloat16>(*m, rows, longest, threads, nullptr).bytes;
   }
 }
 
@@ -388,7 +389,8 @@ void stretto_pass(const Model* m, const Pass* pass, int32_t only_linear_layers) 
   switch (m->kind) {
     case kFloat32: return run_pass<Float32>(*m, *pass, only_linear_layers);
     case kBfloat16: return run_pass<Bfloat16>(*m, *pass, only_linear_layers);
-    default: return run_pass<Int8>(*m, *pass, only_linear_layers);
+    case kInt8: return run_pass<Int8>(*m, *pass, only_linear_layers);
+    default: return run_pass<Int8OnBfloat16>(*m, *pass, only_linear_layers);
   }
 }
 

@@ -17,7 +17,7 @@
 
 namespace stretto {
 
-enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
+enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kInt8OnBfloat16 = 3 };
 
 constexpr int kBlock = 32;   // outputs per block: two vectors
 constexpr int kAhead = 8192;  // bytes: what memory delivers in about its latency
@@ -196,6 +196,11 @@ struct Int8 {
       }
     }
   }
+};
+
+// int8 weights on a CPU that has bfloat16 instructions as well, which attention then uses.
+struct Int8OnBfloat16 : Int8 {
+  using Query = bf16;
 };
 
 // Calls `done(row, block, lower 16 sums, upper 16 sums)`, bias added, for R rows of one block.
