@@ -25,7 +25,7 @@ from stretto.dialects.plain import PlainSession
 from stretto.engines import fused
 from stretto.engines.fused import FusedEngine
 from stretto.engines.hf import HFEngine
-from stretto.errors import ModelUnavailable, Unsupported
+from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
 from stretto.runtime.memory import RequestMemory
 from stretto.runtime.pool import SlotList
 from stretto.runtime.views import Cursor, ListCursor, Run
@@ -353,13 +353,75 @@ def test_rotary_embeddings_that_it_does_not_have(rope: dict[str, Any], word: str
         FusedEngine(model, 64)
 
 
-def test_damaged_weights_are_refused() -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["norm", "input_layernorm", "v_proj", "gate_proj", "down_proj"])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+def test_damaged_weights_are_refused(weights: str, where: str, value: float) -> None:
+    import copy
+
+    kernels_for(weights, skip=True)
+    model = copy.deepcopy(model_of())
+    for name, parameter in model.named_parameters():
+        if where in name.split("."):
+            parameter.data.view(-1)[3:40:7] = value
+    with pytest.raises(ModelUnavailable, match="not finite"):
+        FusedEngine(model, 64, weights=weights)
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+def test_later_changes_of_the_model_change_nothing(weights: str) -> None:
+    import copy
+
+    kernels_for(weights, skip=True)
+    model = copy.deepcopy(model_of("qwen3"))
+    engine = FusedEngine(model, 64, weights=weights)
+    rows = [(5, i, i, list(range(i + 1))) for i in range(8)]
+    before = Lists(rows).run(engine)
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data.zero_()
+    assert torch.equal(Lists(rows).run(engine), before)
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+@pytest.mark.parametrize("dim", [16, 48, 80, 112, 256])
+def test_head_dimensions(dim: int, weights: str) -> None:
+    """The last slot of the pool included, with nothing readable behind it."""
+    kernels_for(weights, skip=True)
+    model = tiny_model("llama", head_dim=dim)
+    slots = 2**20 // dim // 4  # two layers of two heads fill their pages to the last byte
+    engine = FusedEngine(model, slots, weights=weights)
+    last = list(range(slots - 40, slots))
+    rows = [(i, i, last[i], last[: i + 1]) for i in range(40)]
+    with torch.inference_mode():
+        expected = model(torch.arange(40)[None]).logits[0]
+    mine = Lists(rows).run(engine)
+    assert float((mine - expected).std() / expected.std()) < 0.05
+
+
+class OwnLinear(torch.nn.Linear):
+    """Stands for an adapter or a quantised layer."""
+
+
+def test_what_computes_in_its_own_way_is_refused() -> None:
     import copy
 
     model = copy.deepcopy(model_of())
-    model.model.norm.weight.data[3] = float("nan")
-    with pytest.raises(ModelUnavailable, match="not finite"):
+    mlp = model.model.layers[1].mlp
+    mlp.up_proj = OwnLinear(32, 64, bias=False)
+    with pytest.raises(Unsupported, match=r"up_proj is a .*OwnLinear"):
         FusedEngine(model, 64)
+    model = copy.deepcopy(model_of())
+    model.model.layers[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(Unsupported, match=r"layers\.0 has a hook"):
+        FusedEngine(model, 64)
+
+
+@pytest.mark.parametrize("token", [-1, 96, 10**9])
+def test_a_token_that_the_model_does_not_have_is_refused(token: int) -> None:
+    request = make_request(1, PlainSession())
+    request.recorder.segments[0].tokens[0] = token
+    with pytest.raises(InvalidInput, match="the model has 96"):
+        run_all(scheduler_for(engine_of(), NUM_SLOTS), [request])
 
 
 def test_the_property_can_fail() -> None:

@@ -38,9 +38,9 @@ def cache(monkeypatch, tmp_path):
     for name in (library.SWITCH, library.WITHOUT, "CXX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("STRETTO_CACHE", str(tmp_path / "cache"))
-    library._load.cache_clear()
+    library._outcomes.clear()
     yield tmp_path / "cache"
-    library._load.cache_clear()
+    library._outcomes.clear()
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ def test_the_packages_library_is_used_if_it_is_of_these_sources(
     assert library.load() is kernels  # kept: every packed layer asks
     assert kernels.library.stretto_pass_bytes.restype is not None
 
-    library._load.cache_clear()
+    library._outcomes.clear()
     monkeypatch.setattr(recipe, "COMPILE_FLAGS", (*recipe.COMPILE_FLAGS, "-g"))
     with pytest.raises(library.KernelsUnavailable, match=r"cannot be compiled: .*cxx failed"):
         library.load()
@@ -344,7 +344,7 @@ def test_the_switch(full_cpu, monkeypatch, value):
 def test_other_platforms(full_cpu, monkeypatch):
     for platform in ("macosx-11.0-arm64", "linux-aarch64", "win-amd64"):
         monkeypatch.setattr("sysconfig.get_platform", lambda platform=platform: platform)
-        library._load.cache_clear()
+        library._outcomes.clear()
         with pytest.raises(library.KernelsUnavailable, match=f"and this is {platform}"):
             library.load()
 
@@ -446,7 +446,7 @@ def test_a_wheel_has_the_library_and_its_sources(cache, project, real, stand_in,
     code = (
         "from pathlib import Path; from stretto.kernels import library\n"
         "kernels = library.load(); print(kernels.origin, kernels.path)\n"
-        "library._load.cache_clear()\n"
+        "library._outcomes.clear()\n"
         "with open(Path(library.__file__).parent / 'csrc' / 'simd.h', 'a') as f: f.write('//')\n"
         "try: library.load()\n"
         "except library.KernelsUnavailable as error: print(error)\n"

@@ -170,7 +170,7 @@ class LM:
             engine,
             model,
             pool_slots,
-            weights=weights or str(model.dtype).removeprefix("torch."),
+            weights=str(model.dtype).removeprefix("torch.") if weights is None else weights,
             page_size=page_size,
             owned=reload is not None,
         )

@@ -62,7 +62,8 @@ def _suits_kernels(model: Any, weights: str) -> bool:
 
 
 def _prepare_kernels() -> None:
-    """Compiles the kernels if they are not built, and says so; whoever needs them fails later."""
+    """Compiles the kernels if they are not built, and says so. Where that fails, whoever needs
+    them is refused later, and `stretto doctor` tells."""
     from stretto.kernels import library
     from stretto.models.progress import shown_on_stderr
 
@@ -72,7 +73,7 @@ def _prepare_kernels() -> None:
 
 def _automatic(model: Any, num_slots: int, weights: str, owned: bool) -> Engine:
     if _suits_kernels(model, weights):
-        from stretto.engines import fused
+        from stretto.engines.fused_layout import check_supported
         from stretto.kernels.library import KernelsUnavailable
         from stretto.kernels.linear import check_weights
 
@@ -83,7 +84,7 @@ def _automatic(model: Any, num_slots: int, weights: str, owned: bool) -> Engine:
                 raise
             return make_engine("hf", model, num_slots, weights=weights)
         try:
-            fused.check_supported(model)
+            check_supported(model)
         except Unsupported:
             name = "packed" if owned else "hf"
         else:

@@ -24,7 +24,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from stretto.engines.blocks import TILE_ROWS, BlockList, Tables, page_size_error
-from stretto.engines.hf import PoolCache, check_rope, sliding_window
+from stretto.engines.hf import DAMAGED, PoolCache, check_rope, sliding_window
 from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
 from stretto.runtime.views import Cursor, Run
 
@@ -247,10 +247,7 @@ def check_canary(engine: FlexEngine) -> None:
     for tensor in (*engine.cache.keys, *engine.cache.values):
         tensor.zero_()
     if not all(each.isfinite().all() for each in logits):
-        raise ModelUnavailable(
-            "the model's logits are not finite: its weights or its config.json are damaged; "
-            "copy or download the model again"
-        )
+        raise ModelUnavailable(DAMAGED)
     if torch.equal(*logits):
         raise Unsupported(
             "FlexAttention ignores block masks here: hiding a block left the logits unchanged; "

@@ -15,85 +15,15 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from stretto.engines.hf import REFUSED_ROPE_TYPES, sliding_window
+from stretto.engines.fused_layout import CHeads, CPass, Layout, check_supported, head_dim
+from stretto.engines.hf import DAMAGED
 from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
 from stretto.kernels import library
 from stretto.kernels.linear import check_weights
-from stretto.kernels.memory import Arena, zeros
-from stretto.kernels.pack import BLOCK, INT8_ON_BFLOAT16, KINDS, CLinear, Packed
+from stretto.kernels.memory import zeros
 from stretto.runtime.views import ListCursor, Run
-
-MODEL_TYPES = ("llama", "qwen2", "qwen3")
-MAX_HEAD_DIM = 256
-HALF = BLOCK // 2
-
-
-class CHeads(ctypes.Structure):
-    """`struct Heads` of csrc/attention.h."""
-
-    _fields_ = (
-        ("heads", ctypes.c_int64),
-        ("kv_heads", ctypes.c_int64),
-        ("dim", ctypes.c_int64),
-        ("num_slots", ctypes.c_int64),
-        ("scale", ctypes.c_float),
-    )
-
-
-class CLayer(ctypes.Structure):
-    """`struct Layer` of csrc/api.cpp."""
-
-    _fields_ = (
-        ("qkv", CLinear),
-        ("o", CLinear),
-        ("gate_up", CLinear),
-        ("down", CLinear),
-        ("attention_norm", ctypes.c_void_p),
-        ("mlp_norm", ctypes.c_void_p),
-        ("q_norm", ctypes.c_void_p),
-        ("k_norm", ctypes.c_void_p),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-    )
-
-
-class CModel(ctypes.Structure):
-    """`struct Model` of csrc/api.cpp."""
-
-    _fields_ = (
-        ("kind", ctypes.c_int32),
-        ("embedding_is_bf16", ctypes.c_int32),
-        ("hidden", ctypes.c_int64),
-        ("intermediate", ctypes.c_int64),
-        ("num_layers", ctypes.c_int64),
-        ("heads", CHeads),
-        ("norm_eps", ctypes.c_float),
-        ("rope_scaling", ctypes.c_float),
-        ("inverse_frequencies", ctypes.c_void_p),
-        ("embedding", ctypes.c_void_p),
-        ("final_norm", ctypes.c_void_p),
-        ("head", CLinear),
-        ("layers", ctypes.POINTER(CLayer)),
-    )
-
-
-class CPass(ctypes.Structure):
-    """`struct Pass` of csrc/api.cpp."""
-
-    _fields_ = (
-        ("rows", ctypes.c_int64),
-        ("kept", ctypes.c_int64),
-        ("tokens", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("slots", ctypes.c_void_p),
-        ("views", ctypes.c_void_p),
-        ("keep", ctypes.c_void_p),
-        ("logits", ctypes.c_void_p),
-        ("scratch", ctypes.c_void_p),
-        ("num_threads", ctypes.c_int32),
-    )
 
 
 class FusedEngine:
@@ -114,17 +44,15 @@ class FusedEngine:
     ) -> None:
         config = model.config
         check_supported(model)
-        self.weights = weights or str(model.dtype).removeprefix("torch.")
+        own = str(model.dtype).removeprefix("torch.")
+        self.weights = own if weights is None else weights
         check_weights(self.weights)
         self.dtype = self.weights
         self.num_slots = num_slots
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
+        self._num_embeddings = model.get_input_embeddings().weight.shape[0]
         self.max_positions = config.max_position_embeddings
         self._kernels = library.load().library
-        self._kept: list[Any] = []  # what the kernels read through pointers
-        self._arena = Arena()
-        self._consume = consume
-        self.weight_bytes = 0
         self._heads = CHeads(
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
@@ -133,13 +61,22 @@ class FusedEngine:
             scale=model.base_model.layers[0].self_attn.scaling,
         )
         self.keys, self.values = self._allocate(config, num_slots)
-        self._model = self._describe(model)
+        layout = Layout(
+            model, self._heads, self.keys, self.values, weights=self.weights, consume=consume
+        )
+        self._layout, self._model = layout, layout.model
+        self.weight_bytes = layout.weight_bytes
         self._scratch = torch.empty(0, dtype=torch.uint8)
         check_canary(self)
 
     def forward(self, runs: list[Run]) -> Float[Tensor, "logit_rows vocab"]:
-        num_rows = sum(len(run.tokens) for run in runs)
-        views = np.empty((num_rows, 2), dtype=np.int64)
+        tokens = np.array([t for run in runs for t in run.tokens], dtype=np.int64)
+        if tokens.min() < 0 or tokens.max() >= self._num_embeddings:
+            raise InvalidInput(
+                f"token ids go from {tokens.min()} to {tokens.max()}, but the model has "
+                f"{self._num_embeddings}; its tokenizer is of another model"
+            )
+        views = np.empty((len(tokens), 2), dtype=np.int64)
         keep: list[int] = []
         cursors: list[ListCursor] = []
         at = 0
@@ -157,7 +94,7 @@ class FusedEngine:
             at += n
             keep += range(at - run.num_logits, at)
         logits = self._pass(
-            np.array([t for run in runs for t in run.tokens], dtype=np.int64),
+            tokens,
             np.array([p for run in runs for p in run.positions], dtype=np.int64),
             np.array([s for run in runs for s in run.slots], dtype=np.int64),
             views,
@@ -226,8 +163,6 @@ class FusedEngine:
         views = np.ones((num_rows, 2), dtype=np.int64)
         self._pass(rows, rows, rows, views, np.arange(num_rows), only_linear_layers=True)
 
-    # -- the model, as the kernels read it -----------------------------------------------------
-
     def _allocate(self, config: Any, num_slots: int) -> tuple[Tensor, Tensor]:
         """Zero-filled keys and values: layers x kv_heads x slots x head_dim."""
         dtype = torch.float32 if self.weights == "float32" else torch.bfloat16
@@ -242,116 +177,6 @@ class FusedEngine:
                 "fit; ask for fewer pool slots"
             ) from error
 
-    @torch.no_grad()
-    def _describe(self, model: Any) -> CModel:
-        base, config = model.base_model, model.config
-        table = base.embed_tokens.weight
-        if table.dtype not in (torch.float32, torch.bfloat16):
-            table = table.float()
-        head = self._pack([model.get_output_embeddings()], free=False)
-        layers = (CLayer * config.num_hidden_layers)(
-            *(self._layer(layer, i) for i, layer in enumerate(base.layers))
-        )
-        rope = base.rotary_emb
-        return CModel(
-            kind=self._kind(),
-            embedding_is_bf16=table.dtype == torch.bfloat16,
-            hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
-            num_layers=config.num_hidden_layers,
-            heads=self._heads,
-            norm_eps=config.rms_norm_eps,
-            rope_scaling=rope.attention_scaling,
-            inverse_frequencies=self._floats(rope.inv_freq),
-            embedding=self._keep(table.detach().contiguous()),
-            final_norm=self._floats(base.norm.weight),
-            head=head,
-            layers=layers,
-        )
-
-    def _kind(self) -> int:
-        has_bfloat16 = "bfloat16" in library.load().weights
-        return INT8_ON_BFLOAT16 if self.weights == "int8" and has_bfloat16 else KINDS[self.weights]
-
-    def _layer(self, layer: Any, index: int) -> CLayer:
-        attention, mlp = layer.self_attn, layer.mlp
-        q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-        return CLayer(
-            qkv=self._pack([attention.q_proj, attention.k_proj, attention.v_proj]),
-            o=self._pack([attention.o_proj]),
-            gate_up=self._pack([mlp.gate_proj, mlp.up_proj], in_turns=True),
-            down=self._pack([mlp.down_proj]),
-            attention_norm=self._floats(layer.input_layernorm.weight),
-            mlp_norm=self._floats(layer.post_attention_layernorm.weight),
-            q_norm=None if q_norm is None else self._floats(q_norm.weight),
-            k_norm=None if k_norm is None else self._floats(k_norm.weight),
-            keys=self.keys[index].data_ptr(),
-            values=self.values[index].data_ptr(),
-        )
-
-    def _pack(self, linears: list[nn.Linear], *, in_turns: bool = False, free: bool = True) -> Any:
-        """One packed layer of several side by side; `in_turns`: 16 outputs of each."""
-
-        def join(parts: list[Tensor]) -> Tensor:
-            if in_turns:
-                turns = [part.view(-1, HALF, *part.shape[1:]) for part in parts]
-                parts = [torch.stack(turns, 1).flatten(0, 2)]
-            return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-        has_bias = linears[0].bias is not None
-        packed = Packed.pack(
-            join([linear.weight for linear in linears]),
-            join([linear.bias for linear in linears]) if has_bias else None,
-            self.weights,
-            self._arena,
-        )
-        if self._consume and free:
-            for linear in linears:
-                linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-        self.weight_bytes += packed.num_bytes
-        self._kept.append(packed)
-        return packed.struct()
-
-    def _floats(self, values: Tensor) -> int:
-        return self._keep(values.detach().float().contiguous())
-
-    def _keep(self, values: Tensor) -> int:
-        self._kept.append(values)
-        return values.data_ptr()
-
-
-def head_dim(config: Any) -> int:
-    own = getattr(config, "head_dim", None)
-    return int(own or config.hidden_size // config.num_attention_heads)
-
-
-def check_supported(model: Any) -> None:
-    """Raises `Unsupported`, naming what it is about, for a model that the kernels cannot run."""
-    config = model.config
-    way_out = "use engine 'hf'"
-    if config.model_type not in MODEL_TYPES:
-        raise Unsupported(
-            f"model type {config.model_type!r} is not of the layer shape of engine 'fused' "
-            f"({', '.join(MODEL_TYPES)}); {way_out}"
-        )
-    if model.device.type != "cpu":
-        raise Unsupported(f"engine 'fused' runs on the CPU, the model is on {model.device}")
-    rope = getattr(config, "rope_parameters", None) or {}
-    dim, inner = head_dim(config), config.intermediate_size
-    refused = {
-        f"a sliding window of {sliding_window(config)}": sliding_window(config) is not None,
-        f"activation {config.hidden_act!r}": config.hidden_act != "silu",
-        f"RoPE type {rope.get('rope_type')!r}": rope.get("rope_type") in REFUSED_ROPE_TYPES,
-        "partial rotary embeddings": rope.get("partial_rotary_factor", 1.0) != 1.0,
-        f"a head dimension of {dim}, which must be a multiple of 16 and at most {MAX_HEAD_DIM}": (
-            dim % 16 != 0 or dim > MAX_HEAD_DIM
-        ),
-        f"an intermediate size of {inner}, which must be a multiple of {HALF}": inner % HALF != 0,
-    }
-    for what, is_refused in refused.items():
-        if is_refused:
-            raise Unsupported(f"engine 'fused' does not run models with {what}; {way_out}")
-
 
 def check_canary(engine: FusedEngine) -> None:
     """Hides one slot from a row: its logits must change, and be finite."""
@@ -363,9 +188,6 @@ def check_canary(engine: FusedEngine) -> None:
     for tensor in (engine.keys, engine.values):
         tensor[:, :, :2].zero_()
     if not (seen.isfinite().all() and hidden.isfinite().all()):
-        raise ModelUnavailable(
-            "the model's logits are not finite: its weights or its config.json are damaged; "
-            "copy or download the model again"
-        )
+        raise ModelUnavailable(DAMAGED)
     if torch.equal(seen, hidden):
         raise Unsupported("hiding a slot left the logits unchanged; use engine 'hf'")

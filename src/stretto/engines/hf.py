@@ -38,6 +38,12 @@ REFUSED_ROPE_TYPES = ("dynamic", "longrope")
 """RoPE types whose frequencies depend on all positions of a batch: rows would not be isolated."""
 
 
+DAMAGED = (
+    "the model's logits are not finite: its weights or its config.json are damaged; "
+    "copy or download the model again"
+)
+
+
 class PoolCache(Cache):  # type: ignore[misc]  # transformers is untyped
     """Keys and values of all slots, zero-filled: a masked NaN would leak through the values.
 
@@ -284,10 +290,7 @@ def check_canary(engine: HFEngine) -> None:
     for tensor in (*engine.cache.keys, *engine.cache.values):
         tensor[:, :, :2].zero_()
     if not all(logits.isfinite().all() for logits in (seen, *flipped.values())):
-        raise ModelUnavailable(
-            "the model's logits are not finite: its weights or its config.json are damaged; "
-            "copy or download the model again"
-        )
+        raise ModelUnavailable(DAMAGED)
     for kind, hidden in flipped.items():
         if torch.equal(seen, hidden):
             raise Unsupported(

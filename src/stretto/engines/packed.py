@@ -22,7 +22,8 @@ class PackedEngine(HFEngine):
     name = "packed"
 
     def __init__(self, model: Any, num_slots: int, *, weights: str | None = None) -> None:
-        self.weights = weights or str(model.dtype).removeprefix("torch.")
+        own = str(model.dtype).removeprefix("torch.")
+        self.weights = own if weights is None else weights
         super().__init__(pack_model(model, self.weights), num_slots)
         layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
         self.weight_bytes = sum(layer.packed.num_bytes for layer in layers)

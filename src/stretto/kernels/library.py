@@ -41,6 +41,10 @@ WITHOUT = "STRETTO_CPU_WITHOUT"
 WAY_OUT = "use engine 'hf'"
 
 
+WHAT_COMPILES = ("CXX", "PATH", "STRETTO_CACHE")
+"""Environment variables that decide whether compiling can succeed."""
+
+
 class KernelsUnavailable(Unsupported):
     """The kernels cannot be used here; the message says why, in one line. Plain torch can."""
 
@@ -48,6 +52,10 @@ class KernelsUnavailable(Unsupported):
         super().__init__(reason if way_out is None else f"{reason}; {way_out}")
         self.reason = reason
         self.way_out = way_out
+
+
+_outcomes: dict[tuple[str, ...], Kernels | KernelsUnavailable] = {}
+"""What was found in this process. Failures too: a compiler is not asked twice."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,23 @@ def load(report: Report | None = None) -> Kernels:
     there is neither a built library nor a compiler that can build one; and `UnknownName` if an
     environment variable makes no sense.
     """
-    return _load(os.environ.get(SWITCH, ""), os.environ.get(WITHOUT, ""), report)
+    switch, without = os.environ.get(SWITCH, ""), os.environ.get(WITHOUT, "")
+    key = (switch, without, *(os.environ.get(name, "") for name in WHAT_COMPILES))
+    if key not in _outcomes:
+        try:
+            _outcomes[key] = _load(switch, without, report)
+        except KernelsUnavailable as error:
+            _outcomes[key] = error
+    outcome = _outcomes[key]
+    if isinstance(outcome, KernelsUnavailable):
+        raise KernelsUnavailable(outcome.reason, outcome.way_out)
+    return outcome
+
+
+@cache
+def handle() -> ctypes.CDLL:
+    """The library, for what was packed while it could be had: quicker than `load`."""
+    return load().library
 
 
 def is_on(switch: str | None = None) -> bool:
@@ -112,7 +136,6 @@ def _machine_features() -> frozenset[str]:
     return frozenset()
 
 
-@cache  # called for every packed layer; `switch` and `without` are what the answer depends on
 def _load(switch: str, without: str, report: Report | None) -> Kernels:
     if not is_on(switch):
         raise KernelsUnavailable(

@@ -33,7 +33,7 @@ def multiply(x: Tensor, layer: Packed) -> Tensor:
         raise ValueError(f"rows of {x.shape[-1]} inputs, the layer takes {layer.in_features}")
     if x.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"rows are {x.dtype}; the kernels take float32 and bfloat16")
-    kernels = library.load().library
+    kernels = library.handle()
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     num_rows, threads = rows.shape[0], torch.get_num_threads()
     y = x.new_empty(num_rows, layer.out_features)
@@ -100,6 +100,10 @@ def pack_model(model: Any, weights: str = "bfloat16") -> Any:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
+                if child._forward_hooks or child._forward_pre_hooks:
+                    raise InvalidInput(
+                        f"{name} has a hook, which a packed layer would drop; remove it first"
+                    )
                 setattr(module, name, PackedLinear(child, weights, arena))
     return model
 
@@ -108,12 +112,13 @@ def check_weights(weights: str) -> None:
     """Raises `KernelsUnavailable` unless the kernels can run weights of this kind here."""
     if weights not in library.NEEDED:
         raise library.KernelsUnavailable(
-            f"the CPU kernels have no {weights} weights; they have {', '.join(library.NEEDED)}"
+            f"the CPU kernels have no {weights} weights, they have {', '.join(library.NEEDED)}",
+            library.WAY_OUT,
         )
     kernels = library.load()
     if weights not in kernels.weights:
         lacking = [f for f in library.NEEDED[weights] if f not in library.cpu_features()]
         raise library.KernelsUnavailable(
-            f"{weights} weights need {', '.join(lacking)}, which this CPU lacks; "
-            f"it can run: {', '.join(kernels.weights)}"
+            f"{weights} weights need {', '.join(lacking)}, which this CPU lacks",
+            f"use weights that it can run ({', '.join(kernels.weights)}), or engine 'hf'",
         )

@@ -46,6 +46,8 @@ struct Pass {
 
 namespace {
 
+inline __m512 negated(__m512 x) { return _mm512_sub_ps(_mm512_setzero_ps(), x); }
+
 // Root-mean-square norm (Zhang and Sennrich 2019) of n floats. `to` may be `from`.
 void rms_norm(const float* from, const float* weight, int64_t n, float eps, float* to) {
   __m512 total = _mm512_setzero_ps();
@@ -64,7 +66,7 @@ void rms_norm(const float* from, const float* weight, int64_t n, float eps, floa
 inline __m512 silu(__m512 x) {
   const __m512 one = _mm512_set1_ps(1.0f);
   // Of a large |x| the exponential's argument is cut: exp() is for arguments that are not large.
-  const __m512 e = exp(_mm512_min_ps(_mm512_sub_ps(_mm512_setzero_ps(), x), _mm512_set1_ps(88.0f)));
+  const __m512 e = exp(_mm512_min_ps(_mm512_set1_ps(88.0f), negated(x)));
   return _mm512_div_ps(x, _mm512_add_ps(one, e));
 }
 
@@ -186,11 +188,12 @@ struct Runner {
     const Rows hidden = bind(b.hidden_rows, pass.rows, m.hidden);
     const Rows q = bind(b.q_rows, pass.rows, q_size());
     const Rows inner = bind(b.inner_rows, pass.rows, m.intermediate);
-    std::memset(b.normed, 0, pass.rows * m.hidden * sizeof(float));
     worker.each(pass.rows, [&](int64_t r) {
-      hidden.put(r, b.normed, m.hidden);
-      q.put(r, b.normed, std::min(q_size(), m.hidden));
-      inner.put(r, b.normed, std::min(m.intermediate, m.hidden));
+      float* zeros = b.normed + r * m.hidden;
+      std::memset(zeros, 0, m.hidden * sizeof(float));
+      hidden.put(r, zeros, m.hidden);
+      q.put(r, zeros, std::min(q_size(), m.hidden));
+      inner.put(r, zeros, std::min(m.intermediate, m.hidden));
     });
     const auto multiply_into = [&](const Linear& w, const Rows& x, float* to) {
       multiply<K>(worker, w, x, pass.rows, [&](int64_t r, int64_t block, __m512 lo, __m512 hi) {

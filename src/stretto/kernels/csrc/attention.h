@@ -166,12 +166,14 @@ void in_tiles(int64_t n, Work work) {
 // as fast as to the blocks below, each of which waits for its own.
 template <class T>
 void bring(const T* keys, const T* values, const int32_t* slots, int64_t n, int64_t dim) {
-  constexpr int64_t kLine = 64 / sizeof(T);
+  constexpr int64_t kLine = 64 / sizeof(T), kPerWord = 4 / sizeof(T);
   __m512i all = _mm512_setzero_si512();
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t d = 0; d < dim; d += kLine) {
-      all = _mm512_or_si512(all, _mm512_loadu_si512(keys + slots[i] * dim + d));
-      all = _mm512_or_si512(all, _mm512_loadu_si512(values + slots[i] * dim + d));
+      const __mmask16 part = first_lanes((dim - d) / kPerWord);
+      const int64_t at = slots[i] * dim + d;
+      all = _mm512_or_si512(all, _mm512_maskz_loadu_epi32(part, keys + at));
+      all = _mm512_or_si512(all, _mm512_maskz_loadu_epi32(part, values + at));
     }
   }
   asm volatile("" : : "v"(all));  // or the compiler would leave the reading out

@@ -23,6 +23,7 @@ constexpr int kBlock = 32;   // outputs per block: two vectors
 constexpr int kAhead = 8192;  // bytes: what memory delivers in about its latency
 constexpr int kPad = 64;     // inputs are padded to a multiple of this
 constexpr int kGroup = 32;   // inputs that share a scale in int8, of weights and of rows
+constexpr float kLargest = 3.4e38f, kSmallest = 1e-36f;  // of what int8 rounds to a multiple
 constexpr int kGroupBytes = 2 * kBlock + kGroup * kBlock;
 
 struct Linear {
@@ -141,13 +142,21 @@ struct Int8 {
     void put(int64_t row, const float* from, int64_t n) const {
       for (int64_t g = 0; g < groups; ++g) {
         __m512 v[2], most = _mm512_setzero_ps();
+        __mmask16 unordered = 0;
         for (int i = 0; i < 2; ++i) {
           const int64_t at = g * kGroup + i * kLanes;
           v[i] = _mm512_maskz_loadu_ps(first_lanes(n - at), from + at);
           most = _mm512_max_ps(most, _mm512_abs_ps(v[i]));
+          unordered |= _mm512_cmp_ps_mask(v[i], v[i], _CMP_UNORD_Q);
         }
         const float top = _mm512_reduce_max_ps(most);
-        const __m512 inverse = _mm512_set1_ps(top > 0 ? 127.0f / top : 0.0f);
+        if (unordered != 0 || top > kLargest) {  // what is not finite makes the sums NaN
+          std::memset(values + row * stride + g * kGroup, 0, kGroup);
+          scale[row * groups + g] = NAN;
+          start[row * groups + g] = 0;
+          continue;
+        }
+        const __m512 inverse = _mm512_set1_ps(top > kSmallest ? 127.0f / top : 0.0f);
         __m512i total = _mm512_setzero_si512();
         for (int i = 0; i < 2; ++i) {
           const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], inverse));

@@ -49,7 +49,7 @@ inline void store_floats(bf16* p, __m512 v) {
 // exp(x) for x <= 0 or moderate, to 1-2 units in the last place. Cody-Waite reduction and the
 // polynomial of Cephes' expf (Moshier).
 inline __m512 exp(__m512 x) {
-  x = _mm512_max_ps(x, _mm512_set1_ps(-104.0f));
+  x = _mm512_max_ps(_mm512_set1_ps(-104.0f), x);  // in this order NaN stays NaN
   const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0x08);
   __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
   r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
