@@ -62,13 +62,19 @@ def _suits_kernels(model: Any, weights: str) -> bool:
 
 
 def _prepare_kernels() -> None:
-    """Compiles the kernels if they are not built, and says so. Where that fails, whoever needs
-    them is refused later, and `stretto doctor` tells."""
+    """Compiles the kernels if they are not built, and says so; also if that fails. Whoever needs
+    them is refused later."""
     from stretto.kernels import library
+    from stretto.kernels.recipe import CompileFailed
     from stretto.models.progress import shown_on_stderr
 
     with shown_on_stderr() as report, suppress(library.KernelsUnavailable):
-        library.load(report)
+        try:
+            library.load(report)
+        except library.KernelsUnavailable as error:
+            if isinstance(error.__cause__, CompileFailed):  # not if the CPU or the user rules it out
+                report(f"{error.reason}; engine 'hf' is used, which is slower", 0, 0)
+            raise
 
 
 def _automatic(model: Any, num_slots: int, weights: str, owned: bool) -> Engine:

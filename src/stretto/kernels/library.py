@@ -84,7 +84,7 @@ def load(report: Report | None = None) -> Kernels:
             _outcomes[key] = error
     outcome = _outcomes[key]
     if isinstance(outcome, KernelsUnavailable):
-        raise KernelsUnavailable(outcome.reason, outcome.way_out)
+        raise KernelsUnavailable(outcome.reason, outcome.way_out) from outcome.__cause__
     return outcome
 
 
