@@ -66,7 +66,7 @@ def test_texts_that_cannot_be_read(tmp_path: Path) -> None:
         weights.read_texts(path, None)
     path.write_text('{"a": "x"}\n\n{"b": 1}\n')
     assert weights.read_texts(path, None) == ['{"a": "x"}\n\n{"b": 1}\n']
-    with pytest.raises(InvalidInput, match=r"line 3 .* 'a'"):
+    with pytest.raises(InvalidInput, match=r"line 3 .* 'a'; correct it, or name another --field"):
         weights.read_texts(path, "a")
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidInput, match="UTF-8"):

@@ -73,7 +73,10 @@ def read_texts(path: Path, field: str | None) -> list[str]:
         except (ValueError, KeyError, TypeError):
             text = None
         if not isinstance(text, str):
-            raise InvalidInput(f"line {number} of {path} is no JSON object with a text {field!r}")
+            raise InvalidInput(
+                f"line {number} of {path} is no JSON object with a text {field!r}; correct it, or "
+                "name another --field"
+            )
         texts.append(text)
     return texts
 
