@@ -6,8 +6,11 @@ import ctypes
 import gc
 import multiprocessing
 import os
+import re
+import signal
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +19,7 @@ from typing import Any, Literal, Self
 
 from stretto.bench.sides import OwnSide, Side, Task
 from stretto.bench.source import Source, prompt_of, starts_of
-from stretto.errors import StrettoError
+from stretto.errors import InvalidInput, StrettoError
 
 Kind = Literal["own", "copying"]
 
@@ -67,7 +70,8 @@ class Usage:
 def measure_apart(spec: Spec) -> list[Usage]:
     """The usage per number of threads, measured in a fresh process.
 
-    Raises `StrettoError` with the other process's message if it fails.
+    Raises the other process's `StrettoError` with the same text, one of its own where memory ran
+    out or the process was killed, and `RuntimeError` with the traceback of what is a bug.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -75,29 +79,52 @@ def measure_apart(spec: Spec) -> list[Usage]:
     process.start()
     sender.close()
     try:
-        found = receiver.recv()
+        kind, found = receiver.recv()
     except EOFError:
         process.join()
-        found = f"it ended with status {process.exitcode}, which for -9 means out of memory"
+        kind, found = _ended(process.exitcode)
     finally:
         process.join()
         receiver.close()
-    if isinstance(found, str):
-        raise StrettoError(
-            f"measuring memory with a prefix of {spec.context} tokens failed: {found}; ask for less"
-        )
-    return [Usage(*usage) for usage in found]
+    if kind == "usage":
+        return [Usage(*usage) for usage in found]
+    if kind in ERRORS:
+        raise ERRORS[kind](found)
+    what = f"measuring memory with a prefix of {spec.context} tokens failed: {found}"
+    if kind == "memory":
+        raise StrettoError(f"{what}; ask for less")
+    raise RuntimeError(what)
 
 
 def _run(spec: Spec, sender: Any) -> None:
     try:
-        found = [(u.kv_bytes, u.rss_bytes, u.slot_bytes) for u in measure_here(spec)]
+        usages = measure_here(spec)
+        sender.send(("usage", [(u.kv_bytes, u.rss_bytes, u.slot_bytes) for u in usages]))
     except Exception as error:  # told by the process that asked
-        sender.send(f"{type(error).__name__}: {error}")
-    else:
-        sender.send(found)
+        sender.send(_failure(error))
     finally:
         sender.close()
+
+
+ERRORS = {"input": InvalidInput, "user": StrettoError}
+OUT_OF_MEMORY = re.compile(r"out of memory|(can't|cannot) allocate memory", re.IGNORECASE)
+"""torch's own words; its allocator for CPUs raises a plain RuntimeError."""
+
+
+def _failure(error: Exception) -> tuple[str, str]:
+    """The kind of a failure, and what is told of it."""
+    if isinstance(error, StrettoError):
+        return "input" if isinstance(error, InvalidInput) else "user", str(error)
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)):
+        return "memory", f"out of memory ({' '.join(str(error).split())[:200]})"
+    return "bug", "".join(traceback.format_exception(error))
+
+
+def _ended(status: int | None) -> tuple[str, str]:
+    """The same of a process that ended with this status and said nothing."""
+    if status == -signal.SIGKILL:
+        return "memory", "its process was killed, which is what happens when memory runs out"
+    return "bug", f"its process ended with status {status}"
 
 
 def measure_here(spec: Spec) -> list[Usage]:
