@@ -17,7 +17,14 @@ from stubs import StubEngine
 from stretto.bench import forks, linears, report, step
 from stretto.bench.bookkeeping import count_bookkeeping
 from stretto.bench.journal import Journal
-from stretto.bench.machine import describe_machine, matmul_dtype, matmul_peak, read_bandwidth
+from stretto.bench.machine import (
+    FEATURES,
+    Speeds,
+    describe_machine,
+    matmul_dtype,
+    matmul_peak,
+    read_bandwidth,
+)
 from stretto.bench.pairs import bootstrap_median, rounded, run_pair
 from stretto.bench.program import (
     ForkProgram,
@@ -31,6 +38,7 @@ from stretto.bench.program import (
 from stretto.cli import main
 from stretto.engines.hf import HFEngine
 from stretto.errors import InvalidInput
+from stretto.kernels.recipe import source_hash
 from stretto.params import SamplingParams
 from stretto.runtime.pool import Pool
 from stretto.runtime.request import Request
@@ -39,6 +47,9 @@ from stretto.runtime.scheduler import Scheduler
 FORK_KEYS = ["forks", "tokens", "theoretical", "realized", "low", "high", "pairs"]
 FORK_KEYS += ["parallel_steps", "sequential_steps", "parallel_s", "sequential_s"]
 FORK_KEYS += ["parallel_step_ms", "sequential_step_ms"]
+
+
+SPEEDS = Speeds(10**9, 10**9)
 
 
 def text_of(ids: Any) -> str:
@@ -60,7 +71,7 @@ def silent(line: str) -> None:
 
 
 def fresh() -> Journal:
-    return Journal(None, {}, silent)
+    return Journal(None, {}, silent, revision="abc")
 
 
 # -- forks -------------------------------------------------------------------------------------
@@ -130,7 +141,7 @@ def test_too_little_room_is_refused_with_both_numbers() -> None:
         forks.measure(stub_target(max_positions=64), [1, 8], num_tokens=60, **options)
     with pytest.raises(InvalidInput, match=r"497 KV slots .* 490"):
         forks.measure(stub_target(num_slots=490), [8], num_tokens=60, **options)
-    seeded: Any = {"seed": 0, "journal": fresh(), "report": silent}
+    seeded: Any = {"seed": 0, "journal": fresh(), "report": silent, "speeds": SPEEDS}
     with pytest.raises(InvalidInput, match="138 KV slots"):
         step.measure(stub_target(num_slots=137), [1, 12], [18], num_pairs=1, **seeded)
 
@@ -140,8 +151,9 @@ def test_too_little_room_is_refused_with_both_numbers() -> None:
 
 def test_rows_of_step(tiny_target: Target) -> None:
     rows, records = step.measure(
-        tiny_target, [1, 3], [2, 20], num_pairs=3, seed=0, journal=fresh(), report=silent
-    )
+        tiny_target, [1, 3], [2, 20], num_pairs=3, seed=0, journal=fresh(), report=silent,
+        speeds=SPEEDS,
+    )  # fmt: skip
     assert [(row["context"], row["rows"]) for row in rows] == [(2, 1), (2, 3), (20, 1), (20, 3)]
     for row in rows:
         assert 0 < row["low"] <= row["ratio"] <= row["high"]
@@ -150,12 +162,34 @@ def test_rows_of_step(tiny_target: Target) -> None:
         assert 0 < row["scheduler_share"] < 1
     assert len(records) == 4 * 3 * 2
     work = Work(linear_weights=500, attention_width=10)
-    full = step.with_rooflines(rows, tiny_target.weight_bytes, work, 1e9, 1e9)
+    full = step.with_rooflines(rows, tiny_target.weight_bytes, work)
     assert full[0]["bandwidth_share"] == pytest.approx(1e-3 / rows[0]["pass_ms"], rel=1e-3)
     flops = 3 * (2 * 500 + 4 * 10 * 20)
     assert full[3]["flops_share"] == pytest.approx(flops * 1e-6 / rows[3]["pass_ms"], rel=1e-3)
-    unknown = step.with_rooflines(rows, None, None, 1e9, 1e9)[0]
+    unknown = step.with_rooflines(rows, None, None)[0]
     assert unknown["bandwidth_share"] is unknown["flops_share"] is None
+
+
+def test_shares_are_of_the_speeds_of_the_process_that_timed_the_row(
+    tiny_target: Target, tmp_path: Path
+) -> None:
+    def measure(contexts: list[int], speeds: Speeds) -> list[dict[str, Any]]:
+        journal = Journal(tmp_path, {}, silent, revision="abc")
+        return step.measure(
+            tiny_target, [1], contexts, num_pairs=1, seed=0, journal=journal, report=silent,
+            speeds=speeds,
+        )[0]  # fmt: skip
+
+    measure([2], Speeds(10**9, 10**9))
+    before = Speeds(2 * 10**9, 3 * 10**9)
+    rows = measure([2, 20], before)
+    now = before.faster(Speeds(10**9, 4 * 10**9))
+    rows = step.with_rooflines(step.with_speeds(rows, before, now), 1000, None)
+    assert [r["read_bytes_per_s"] for r in rows] == [10**9, 2 * 10**9]
+    assert [r["matmul_flops"] for r in rows] == [10**9, 4 * 10**9]
+    for row in rows:
+        share = 1000 / (row["pass_ms"] / 1000) / row["read_bytes_per_s"]
+        assert row["bandwidth_share"] == pytest.approx(share, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
@@ -292,8 +326,16 @@ def test_weight_bytes_count_a_tied_embedding_once_and_an_untied_one_not() -> Non
     assert weight_bytes(tied) == total - table
 
 
-def test_machine() -> None:
+def test_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRETTO_KERNELS", "off")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     machine = describe_machine()
+    assert set(machine["features"]) <= set(FEATURES)
+    assert machine["kernels"] == {"source": source_hash(), "origin": None}
+    assert (
+        machine["environment"].items() >= {"STRETTO_KERNELS": "off", "OMP_NUM_THREADS": "3"}.items()
+    )
+    assert not [n for n in machine["environment"] if not n.startswith(("STRETTO_", "OMP_"))]
     assert machine["cores"] >= 1
     assert machine["cpu"]
     assert machine["versions"]["torch"]
@@ -389,6 +431,7 @@ def test_step_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
     assert main(["bench", *arguments]) == 0
     shown = capfd.readouterr().out
     assert "scheduler_share" in shown
+    assert "read_bytes_per_s" not in shown  # told once, in words
     assert "entries_per_token" in shown
 
 

@@ -55,7 +55,7 @@ def test_a_failed_prompt_is_counted_and_in_no_mean(monkeypatch: pytest.MonkeyPat
     told: list[str] = []
     rows = e2e.measure(
         tiny_lm(), ["a", "b", "c"], "sot", params=SamplingParams(max_tokens=8), num_pairs=1,
-        journal=Journal(None, {}, silent), report=told.append,
+        journal=Journal(None, {}, silent, revision="abc"), report=told.append,
     )  # fmt: skip
     assert "this one fails" in told[1]
     summaries = [e2e.summary_of(row, "sot") for row in rows]
@@ -76,6 +76,22 @@ def test_groups_of_means() -> None:
     assert means["3 threads or more", "steps_per_token"]["prompts"] == 1
     assert means["all", "realized"]["geometric_mean"] is None
     assert means["all", "realized"]["left_out"] == 3
+
+
+def test_counts_of_prompts_have_a_definition() -> None:
+    found = [(3, 0.5), (4, 0.8), (3, None), (2, 0.1), (None, None)]
+    rows = [
+        {"threads": n, "steps_per_token": s, "finish_reason": "error" if n is None else "stop"}
+        for n, s in found
+    ]
+    counts = e2e.counts_of(rows)
+    assert counts == {
+        "prompts": 5,
+        "failures": 1,
+        "with_3_threads_or_more": 3,
+        "of_these_below_0.8_steps_per_token": 1,
+    }
+    assert {*counts} - {"prompts"} <= {*e2e.DEFINITIONS}
 
 
 def test_sequential_decoding_is_not_compared_with_itself() -> None:
@@ -117,10 +133,20 @@ def test_a_killed_run_goes_on_from_its_prompts(prompts: Path, tmp_path: Path) ->
     out.mkdir()
     lm, options = tiny_lm(), {"params": SamplingParams(max_tokens=4), "num_pairs": 1}
     first = e2e.measure(
-        lm, ["one"], "sot", journal=Journal(out, {}, silent), report=silent, **options
+        lm,
+        ["one"],
+        "sot",
+        journal=Journal(out, {}, silent, revision="abc"),
+        report=silent,
+        **options,
     )
     both = e2e.measure(
-        lm, ["one", "two"], "sot", journal=Journal(out, {}, silent), report=silent, **options
+        lm,
+        ["one", "two"],
+        "sot",
+        journal=Journal(out, {}, silent, revision="abc"),
+        report=silent,
+        **options,
     )
     assert both[0] == first[0]
     assert [row["prompt"] for row in both] == [1, 2]

@@ -12,7 +12,8 @@ import pytest
 import torch
 from conftest import tiny_model
 
-from stretto.bench import peers
+from stretto.bench import lineup as peer_lineup
+from stretto.bench import pairs, peer_forks, peers
 from stretto.bench.gguf_file import (
     FILE,
     PRECISIONS,
@@ -22,9 +23,10 @@ from stretto.bench.gguf_file import (
     write_gguf,
 )
 from stretto.bench.journal import Journal
+from stretto.bench.lineup import Lineup, chosen_kinds, statuses
 from stretto.bench.peer_transformers import TransformersSide
 from stretto.bench.program import Target
-from stretto.bench.sides import Decoded, OwnSide, Task
+from stretto.bench.sides import Decoded, OwnSide, Task, opened
 from stretto.bench.source import (
     RANDOM_SHAPE,
     TEXT,
@@ -34,7 +36,7 @@ from stretto.bench.source import (
     starts_of,
     text_of,
 )
-from stretto.cli import main
+from stretto.cli import bench_parts, main
 from stretto.engines.hf import HFEngine
 from stretto.errors import InvalidInput, StrettoError, UnknownName, Unsupported
 from stretto.models import gguf as reading
@@ -71,7 +73,7 @@ def unseen(task: str, done: int, total: int) -> None:
 
 
 def runs(side: Any, task: Task = TASK) -> list[Decoded]:
-    with peers.opened(side, task):
+    with opened(side, task):
         return [side.run() for _ in task.bursts]
 
 
@@ -96,7 +98,7 @@ def test_stretto_and_transformers_decode_the_same() -> None:
 
 def test_our_side_computes_the_prefix_once_and_frees_each_burst() -> None:
     side = OwnSide(small_target())
-    with peers.opened(side, TASK):
+    with opened(side, TASK):
         for _ in TASK.bursts:
             side.run()
         assert side.peak_slots <= TASK.num_slots
@@ -129,6 +131,8 @@ def test_llama_cpp_computes_the_same_weights(kind: str, precision: str, tmp_path
         assert a.tokens == c.tokens
         assert {len(t) for t in a.tokens} == {TASK.num_steps + 1}
     assert found[0].tokens[0] == found[1].tokens[0]
+    (told,) = (s for s in statuses(chosen_kinds(["llama.cpp"])) if s["name"] == "llama.cpp")
+    assert told["built_for"] == system_info()
     assert "=" in system_info()
 
 
@@ -257,7 +261,7 @@ def test_prompts_and_starts() -> None:
 
 @pytest.fixture
 def small_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Source:
-    monkeypatch.setattr(peers, "PAUSE_S", 0.0)
+    monkeypatch.setattr(pairs, "PAUSE_S", 0.0)
     monkeypatch.setenv("STRETTO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(Source, "hf_model", lambda _, dtype: random_model(1, dtype, **SMALL))
     monkeypatch.setattr(
@@ -271,8 +275,8 @@ PLAN = peers.Plan(rows=[1, 2], contexts=[12], steps=3, pairs=2, forks=2, fork_to
 
 def test_rows_of_peers_and_a_run_goes_on_where_it_was(small_source: Source, tmp_path: Path) -> None:
     targets = [small_target("bfloat16"), small_target("float32")]
-    lineup = peers.Lineup(small_source, peers.chosen_kinds(["transformers"]), 1, silent)
-    journal = Journal(tmp_path, {"a": 1}, silent)
+    lineup = Lineup(small_source, chosen_kinds(["transformers"]), 1, silent)
+    journal = Journal(tmp_path, {"a": 1}, silent, revision="abc")
     rows, records = peers.measure(targets, lineup, PLAN, journal, silent)
     assert [(r["rows"], r["peer"], r["ours"]) for r in rows[:3]] == [
         (1, "transformers bfloat16", "stretto hf bfloat16"),
@@ -289,17 +293,17 @@ def test_rows_of_peers_and_a_run_goes_on_where_it_was(small_source: Source, tmp_
         )
     exact = [r for r in rows if "float32" in r["ours"] and "float32" in r["peer"]]
     assert all(r["ours_logit_error"] < 1e-4 and r["agree_tokens"] == 3 for r in exact)
-    resumed = Journal(tmp_path, {"a": 1}, silent)
+    resumed = Journal(tmp_path, {"a": 1}, silent, revision="abc")
     assert peers.measure(targets, lineup, PLAN, resumed, silent) == (rows, records)
     # Without llama.cpp there is nothing to be sequential against.
-    assert peers.measure_forks(targets, lineup, PLAN, resumed, silent) == ([], [])
+    assert peer_forks.measure(targets, lineup, PLAN, resumed, silent) == ([], [])
 
 
 def test_forks_end_to_end(small_source: Source) -> None:
     pytest.importorskip("llama_cpp")
-    lineup = peers.Lineup(small_source, peers.chosen_kinds(["llama.cpp"]), 1, silent)
-    journal = Journal(None, {}, silent)
-    rows, records = peers.measure_forks([small_target()], lineup, PLAN, journal, silent)
+    lineup = Lineup(small_source, chosen_kinds(["llama.cpp"]), 1, silent)
+    journal = Journal(None, {}, silent, revision="abc")
+    rows, records = peer_forks.measure([small_target()], lineup, PLAN, journal, silent)
     assert [row["peer"].split()[-1] for row in rows] == list(PRECISIONS)
     assert sum(row["fastest"] for row in rows) == 1
     for row in rows:
@@ -311,12 +315,58 @@ def test_forks_end_to_end(small_source: Source) -> None:
 def test_a_side_that_computes_something_else_is_refused(
     small_source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lineup = peers.Lineup(small_source, peers.chosen_kinds(["transformers"]), 1, silent)
-    monkeypatch.setattr(
-        lineup, "transformers", lambda d: TransformersSide(random_model(9, d, **SMALL))
-    )
+    lineup = Lineup(small_source, chosen_kinds(["transformers"]), 1, silent)
+    ran: list[Any] = []
+
+    def run(side: Any) -> Decoded:
+        ran.append(side)
+        return right(side)
+
+    right = TransformersSide.run
+    wrong = TransformersSide(random_model(9, "float32", **SMALL))
+    monkeypatch.setattr(TransformersSide, "run", run)
+    monkeypatch.setattr(lineup, "side", lambda name: wrong)
+    journal = Journal(None, {}, silent, revision="abc")
     with pytest.raises(StrettoError, match="does not compute these weights"):
-        peers.measure([small_target()], lineup, PLAN, Journal(None, {}, silent), silent)
+        peers.measure([small_target()], lineup, PLAN, journal, silent)
+    assert ran.count(wrong) == 1  # the warm-up, and nothing that is timed
+
+
+def test_a_prompt_that_ends_in_an_error_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(scheduler: Any) -> bool:
+        for request in scheduler.waiting:
+            request.abort("no luck")
+        return False
+
+    monkeypatch.setattr("stretto.runtime.scheduler.Scheduler.step", end)
+    with pytest.raises(StrettoError, match="prompt of 37 tokens ended with 'no luck'"):
+        OwnSide(small_target()).open(TASK)
+
+
+def test_nothing_is_new_to_llama_cpp_when_its_clock_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("llama_cpp")
+    from stretto.bench import peer_llama
+
+    write_gguf(small_model(), tmp_path / FILE, "BF16")
+    side, done = peer_llama.LlamaSide(tmp_path / FILE, "BF16", 1), []
+    decode, clear = side._decode, side._c.llama_memory_clear
+    monkeypatch.setattr(
+        side, "_decode", lambda ids, *a, **k: done.append(len(ids)) or decode(ids, *a, **k)
+    )
+    monkeypatch.setattr(
+        side._c,
+        "llama_memory_clear",
+        lambda m, data: done.append(f"clear {data}") or clear(m, data),
+    )
+    clock = peer_llama.time.perf_counter
+    monkeypatch.setattr(peer_llama.time, "perf_counter", lambda: done.append("clock") or clock())
+    try:
+        side.sequential(TASK.prompt, 3)
+    finally:
+        side.free()
+    assert done == [1, "clear True", "clock", len(TASK.prompt), 1, 1, "clock"]
 
 
 def test_agreement_and_error() -> None:
@@ -329,16 +379,18 @@ def test_agreement_and_error() -> None:
 def test_kinds_that_are_not_there_are_named_with_how_to_install_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(peers, "find_spec", lambda module: None if module == "vllm" else True)
-    told = {s["name"]: s["status"] for s in peers.statuses(peers.chosen_kinds(["transformers"]))}
+    monkeypatch.setattr(peer_lineup, "find_spec", lambda module: None if module == "vllm" else True)
+    found = statuses(chosen_kinds(["transformers"]))
+    told = {s["name"]: s["status"] for s in found}
+    assert [s["built_for"] for s in found] == [None] * 5
     assert told["vllm"] == "not installed; pip install vllm"
     assert told["transformers"] == "measured"
     assert told["llama.cpp"] == "left out"
     assert told["openvino"] == "installed, but there is no side for it"
     with pytest.raises(InvalidInput, match="pip install vllm"):
-        peers.chosen_kinds(["vllm"])
+        chosen_kinds(["vllm"])
     with pytest.raises(UnknownName, match=r"llama\.cpp"):
-        peers.chosen_kinds(["lama.cpp"])
+        chosen_kinds(["lama.cpp"])
 
 
 @pytest.mark.usefixtures("small_source")
@@ -349,7 +401,7 @@ def test_peers_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
     result = json.loads(capfd.readouterr().out)
     assert set(result) == {"rows", "forks", "peers", "machine"}
     assert len(result["rows"]) == 8
-    assert result["machine"]["peers"]["transformers"]
+    assert next(p for p in result["peers"] if p["name"] == "transformers")["version"]
     with (tmp_path / "summary.csv").open() as file:
         assert [r["ratio"] for r in csv.DictReader(file)] == [
             str(r["ratio"]) for r in result["rows"]
@@ -395,18 +447,55 @@ def test_bad_input_is_one_line_and_status_2(
 
 def test_a_journal_keeps_whole_cells_of_the_same_heading(tmp_path: Path) -> None:
     heading = {"settings": {"rows": [1, 2]}, "revision": "abc"}
-    journal = Journal(tmp_path, heading, silent)
+    journal = Journal(tmp_path, heading, silent, revision="abc")
     assert journal.cell("a", lambda: {"row": 1}) == {"row": 1}
     with (tmp_path / "cells.jsonl").open("a") as file:
         file.write('{"key": "b", "ce')
-    again = Journal(tmp_path, heading, silent)
+    again = Journal(tmp_path, heading, silent, revision="abc")
     assert again.cell("a", lambda: pytest.fail("measured again")) == {"row": 1}
     assert again.cell("b", lambda: {"row": 2}) == {"row": 2}
-    assert Journal(tmp_path, heading, silent).cell("b", dict) == {"row": 2}
-    other = Journal(tmp_path, heading | {"revision": "abd"}, silent)
+    assert Journal(tmp_path, heading, silent, revision="abc").cell("b", dict) == {"row": 2}
+    other = Journal(tmp_path, heading | {"revision": "abd"}, silent, revision="abd")
     assert other.cell("a", lambda: {"row": 3}) == {"row": 3}
     other.finish()
     assert list(tmp_path.iterdir()) == []
-    nowhere = Journal(None, heading, silent)
+    nowhere = Journal(None, heading, silent, revision="abc")
     assert nowhere.cell("a", lambda: {"row": 4}) == {"row": 4}
     nowhere.finish()
+
+
+@pytest.mark.parametrize("revision", ["abc-dirty", None])
+def test_cells_of_code_that_has_no_name_are_not_gone_on_from(
+    revision: str | None, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    first = Journal(tmp_path, {"a": 1}, told.append, revision=revision)
+    assert first.cell("a", lambda: {"row": 1}) == {"row": 1}
+    again = Journal(tmp_path, {"a": 1}, told.append, revision=revision)
+    assert again.cell("a", lambda: {"row": 2}) == {"row": 2}
+    assert len(told) == 2
+    assert all(f"the revision is {revision or 'unknown'}" in line for line in told)
+
+
+def test_cells_of_another_engine_or_environment_are_not_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dataclasses
+
+    monkeypatch.setattr("stretto.bench.machine._revision", lambda: "abc")
+    place = bench_parts.Place.of("small", False, 0, dtype="auto", engine="auto")
+
+    def journal(target: Target) -> Journal:
+        return bench_parts.start_journal(tmp_path, "peers", place, {}, [target])
+
+    target = small_target()
+    journal(target).cell("a", lambda: {"row": 1})
+    assert "a" in journal(target)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert "a" not in journal(target)
+    journal(target).cell("a", lambda: {"row": 1})
+    assert "a" not in journal(dataclasses.replace(target, dtype="bfloat16"))
+    journal(target).cell("a", lambda: {"row": 1})
+    other = HFEngine(random_model(1, "float32", **SMALL), 8)
+    other.name = "other"
+    assert "a" not in journal(dataclasses.replace(target, engine=other))

@@ -11,20 +11,20 @@ import pytest
 import torch
 from test_bench_peers import SMALL, silent, small_target
 
-from stretto.bench import memory, scale
+from stretto.bench import memory, pairs, scale
 from stretto.bench.journal import Journal
 from stretto.bench.memory import Spec, Usage
 from stretto.bench.peer_transformers import TransformersSide
 from stretto.bench.source import Source, random_model
 from stretto.cli import main
-from stretto.errors import StrettoError
+from stretto.errors import InvalidInput, StrettoError
 
 SLOT_BYTES = 2 * 2 * 2 * 16 * 4  # keys and values, layers, kv heads, head dimension, float32
 
 
 @pytest.fixture
 def small_source(monkeypatch: pytest.MonkeyPatch) -> Source:
-    monkeypatch.setattr(scale, "PAUSE_S", 0.0)
+    monkeypatch.setattr(pairs, "PAUSE_S", 0.0)
     monkeypatch.setattr(Source, "hf_model", lambda _, dtype: random_model(1, dtype, **SMALL))
 
     def target(self: Source, *, room: tuple[int, int], **_: Any) -> Any:
@@ -46,7 +46,9 @@ def test_rows_of_scale() -> None:
     targets = [small_target(slots=200), small_target(slots=600)]
     side = TransformersSide(random_model(1, "float32", **SMALL))
     limited = plan(copy_limit_bytes=3 * 30 * SLOT_BYTES)
-    rows, records = scale.measure(targets, side, limited, Journal(None, {}, silent), silent)
+    rows, records = scale.measure(
+        targets, side, limited, Journal(None, {}, silent, revision="abc"), silent
+    )
     assert [(r["pool_slots"], r["context"], r["threads"]) for r in rows] == [
         (slots, context, n) for slots in (200, 600) for context in (20, 40) for n in (1, 3)
     ]
@@ -94,10 +96,41 @@ def test_resident_memory_is_seen_to_grow() -> None:
     assert memory.available_bytes() > 0
 
 
-def test_what_fails_in_the_other_process_is_told_in_one_line() -> None:
+def test_an_error_for_users_comes_through_unchanged() -> None:
     spec = Spec("own", Source("no-such-model"), "auto", "auto", 1, 8, [1], 1, 0)
-    with pytest.raises(StrettoError, match=r"prefix of 8 tokens failed: .*no-such-model"):
+    with pytest.raises(InvalidInput) as here:
+        memory.measure_here(spec)
+    with pytest.raises(InvalidInput) as apart:
         memory.measure_apart(spec)
+    assert str(apart.value) == str(here.value)
+
+
+def test_less_is_advised_only_where_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_says = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+    for error in (MemoryError(), RuntimeError(torch_says)):
+        assert memory._failure(error)[0] == "memory"
+    assert memory._ended(-9)[0] == "memory"
+    assert memory._ended(-11) == ("bug", "its process ended with status -11")
+    kind, text = memory._failure(ValueError("odd"))
+    assert (kind, text.splitlines()[-1]) == ("bug", "ValueError: odd")
+
+    def told(answer: tuple[str, str]) -> Exception:
+        monkeypatch.setattr(memory, "_ended", lambda status: answer)
+        monkeypatch.setattr(memory, "_run", no_words)
+        with pytest.raises((StrettoError, RuntimeError)) as caught:
+            memory.measure_apart(Spec("own", Source(), "auto", "auto", 1, 8, [1], 1, 0))
+        return caught.value
+
+    full = told(("memory", "full"))
+    assert isinstance(full, StrettoError)
+    assert str(full).endswith("prefix of 8 tokens failed: full; ask for less")
+    odd = told(("bug", "odd"))
+    assert isinstance(odd, RuntimeError)
+    assert "ask for less" not in str(odd)
+
+
+def no_words(spec: Spec, sender: Any) -> None:
+    """Of a process that ends before it has said anything."""
 
 
 def test_scale_command(

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 FIGURES = ("steps_per_token", "theoretical", "realized")
 MANY = 3
 """Forked threads from which on an answer counts as one with many."""
+FEW_STEPS = 0.8
+"""`steps_per_token` below which an answer's threads saved at least a fifth of its steps."""
+WITH_MANY = f"with_{MANY}_threads_or_more"
+WITH_FEW_STEPS = f"of_these_below_{FEW_STEPS}_steps_per_token"
 
 DEFINITIONS = {
     "threads": "threads that the method forked",
@@ -31,6 +35,9 @@ DEFINITIONS = {
     "alternating; median over pairs",
     "means": "geometric mean over prompts, 95% interval by the percentile bootstrap over prompts",
     "failures": "prompts that ended in an error; counted, and in no mean",
+    WITH_MANY: f"prompts whose answer has at least {MANY} forked threads",
+    WITH_FEW_STEPS: f"prompts of these whose steps_per_token is known and below {FEW_STEPS}: the "
+    "threads saved at least a fifth of the steps",
     "left_out": "answers without a positive figure, in no mean of that figure",
 }
 
@@ -106,6 +113,18 @@ def summary_of(row: dict[str, Any], method: str) -> dict[str, Any]:
 
 def has_many(summary: dict[str, Any]) -> bool:
     return (summary["threads"] or 0) >= MANY
+
+
+def counts_of(summaries: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """What `run.json` counts of the prompts."""
+    many = [summary for summary in summaries if has_many(summary)]
+    few = [s for s in many if s["steps_per_token"] is not None and s["steps_per_token"] < FEW_STEPS]
+    return {
+        "prompts": len(summaries),
+        "failures": sum(summary["finish_reason"] == "error" for summary in summaries),
+        WITH_MANY: len(many),
+        WITH_FEW_STEPS: len(few),
+    }
 
 
 def means_of(summaries: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:

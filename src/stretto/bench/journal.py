@@ -20,10 +20,13 @@ class Journal:
     """The cells of one benchmark under way in the folder `out`; without one, nothing is kept.
 
     The first line is the `heading`, JSON of all that decides what is measured (settings, model,
-    revision). Cells under another heading are not of this benchmark and are let go of.
+    revision). Cells under another heading are not of this benchmark and are let go of; so are all
+    cells if the `revision` does not say what code measured them.
     """
 
-    def __init__(self, out: Path | None, heading: dict[str, Any], report: Report) -> None:
+    def __init__(
+        self, out: Path | None, heading: dict[str, Any], report: Report, *, revision: str | None
+    ) -> None:
         self._path = None if out is None else out / FILE
         self._report = report
         self._cells: dict[str, Cell] = {}
@@ -31,7 +34,12 @@ class Journal:
             return
         heading = json.loads(json.dumps(heading))
         lines = _whole_lines(self._path)
-        if lines and lines[0] == heading:
+        if not is_exact(revision):
+            report(
+                f"the revision is {revision or 'unknown'}, so measured cells are neither taken "
+                f"from {self._path} nor gone on from later; a clean checkout's are"
+            )
+        elif lines and lines[0] == heading:
             self._cells = {line["key"]: line["cell"] for line in lines[1:]}
             report(f"going on from {len(self._cells)} measured cells in {self._path}")
         elif lines:
@@ -57,6 +65,11 @@ class Journal:
         """The results are saved: the same command now measures anew."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+
+def is_exact(revision: str | None) -> bool:
+    """Whether a revision names one state of the code: known, and not changed since."""
+    return revision is not None and not revision.endswith("-dirty")
 
 
 def _line(value: Any) -> bytes:

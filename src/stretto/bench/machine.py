@@ -6,9 +6,10 @@ import os
 import platform
 import subprocess
 import time
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 PACKAGES = ("stretto-lm", "torch", "transformers", "tokenizers", "numpy")
 FEATURES = (
@@ -16,6 +17,8 @@ FEATURES = (
     "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve",
 )  # fmt: skip
 """CPU features that decide how fast a model runs."""
+VARIABLES = ("STRETTO_", "OMP_")
+"""Beginnings of the names of environment variables that are told."""
 BUFFER_BYTES = 512 * 2**20
 NUM_READS = 9
 MATMUL_SIZE = 1024
@@ -24,11 +27,14 @@ MATMUL_DTYPES = ("float32", "bfloat16")
 
 
 def describe_machine(device: str = "cpu") -> dict[str, Any]:
-    """Hardware, threads and versions. Reads files and runs `git`; measures nothing."""
+    """Hardware, threads, versions, and what may change how fast a model runs. Reads files, runs
+    `git`, and loads the kernels if they can be had; measures nothing."""
     import torch
 
+    processor = cpu()
     facts: dict[str, Any] = {
-        "cpu": cpu()["name"],
+        "cpu": processor["name"],
+        "features": processor["features"],
         "cores": usable_cores(),
         "torch_threads": torch.get_num_threads(),
         "device": device,
@@ -36,10 +42,33 @@ def describe_machine(device: str = "cpu") -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "revision": _revision(),
+        "kernels": _kernels(),
+        "environment": {
+            name: os.environ[name] for name in sorted(os.environ) if name.startswith(VARIABLES)
+        },
     }
     if device.startswith("cuda"):
         facts["gpu"] = torch.cuda.get_device_name(device)
     return facts
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """How fast this process reads memory, in bytes per second, and multiplies, in FLOPs."""
+
+    read_bytes_per_s: int
+    matmul_flops: int
+
+    @classmethod
+    def measured(cls, dtype: str, device: str) -> Self:
+        return cls(round(read_bandwidth(device)), round(matmul_peak(dtype, device)))
+
+    def faster(self, other: Self) -> Self:
+        """The higher one of each."""
+        return type(self)(
+            max(self.read_bytes_per_s, other.read_bytes_per_s),
+            max(self.matmul_flops, other.matmul_flops),
+        )
 
 
 def read_bandwidth(device: str = "cpu") -> float:
@@ -104,6 +133,18 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def _kernels() -> dict[str, str | None]:
+    """Hash of the kernels' sources; where their library is from, None where there is none."""
+    from stretto.kernels import library
+    from stretto.kernels.recipe import source_hash
+
+    try:
+        origin: str | None = library.load().origin
+    except library.KernelsUnavailable:
+        origin = None
+    return {"source": source_hash(), "origin": origin}
 
 
 def _revision() -> str | None:

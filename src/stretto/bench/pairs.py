@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,6 +14,9 @@ Report = Callable[[str], None]
 """Takes a line about progress."""
 
 NUM_RESAMPLES = 10_000
+PAUSE_S = 0.2
+"""Between two sides of a pair: a pool of threads that has just run spins for a while, and would
+take the cores from the other side's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,12 @@ def run_pair(pair: int, first: Callable[[], T], second: Callable[[], T]) -> tupl
         return one, second()
     two = second()
     return first(), two
+
+
+def rested(run: Callable[[], T]) -> T:
+    """Runs one side of a pair after `PAUSE_S`."""
+    time.sleep(PAUSE_S)
+    return run()
 
 
 def rounded(row: dict[str, Any], digits: int = 5) -> dict[str, Any]:

@@ -71,8 +71,11 @@ class LlamaSide:
 
     def sequential(self, prompt: list[int], num_tokens: int) -> float:
         """Seconds of reading a prompt and writing `num_tokens` tokens, greedily, one after the
-        other. The context is made before, and let go of after."""
+        other. The context is made before, and let go of after; so that none of its memory is new
+        to the system while it is timed, a token is decoded and all cells are cleared first."""
         self._make_context(len(prompt) + num_tokens, 1)
+        self._decode(prompt[:1], [0], [0])
+        self._c.llama_memory_clear(self._memory, True)
         start = time.perf_counter()
         token = int(self._feed_prompt(prompt)[0].argmax())
         for position in range(len(prompt), len(prompt) + num_tokens - 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,8 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from stretto.bench import memory
-from stretto.bench.pairs import Report, bootstrap_median, rounded, run_pair
-from stretto.bench.peers import PAUSE_S
+from stretto.bench.pairs import PAUSE_S, Report, bootstrap_median, rested, rounded, run_pair
 from stretto.bench.program import Target
 from stretto.bench.sides import OwnSide, Side, Task
 from stretto.bench.source import prompt_of, starts_of
@@ -113,8 +111,7 @@ def _cell(target: Target, copying: Side | None, plan: Plan, context: int) -> Cel
 
 
 def _run(side: Side) -> float:
-    time.sleep(PAUSE_S)
-    return side.run().seconds
+    return rested(side.run).seconds
 
 
 def _row(

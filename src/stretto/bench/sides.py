@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from stretto.bench.program import ForkProgram, Target, child_name, drawn_tokens
+from stretto.errors import StrettoError
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN
 from stretto.runtime.pool import Pool
@@ -66,6 +69,15 @@ class Side(Protocol):
     def close(self) -> None: ...
 
 
+@contextmanager
+def opened(side: Side, task: Task) -> Iterator[Side]:
+    side.open(task)
+    try:
+        yield side
+    finally:
+        side.close()
+
+
 class OwnSide:
     """Stretto: the sequences are threads forked from one request, a burst a run."""
 
@@ -92,8 +104,14 @@ class OwnSide:
         )
         self._scheduler = Scheduler(self._engine, Pool(self.target.engine.num_slots))
         self._scheduler.submit(self._request)
-        while self._request.step < 1:
+        while self._request.step < 1 and not self._request.is_done:
             self._scheduler.step()
+        if self._request.is_done:
+            why = self._request.error or self._request.finish_reason
+            raise StrettoError(
+                f"{self.name}: the prompt of {len(task.prompt)} tokens ended with {why!r}; "
+                "ask for less context"
+            )
 
     def run(self) -> Decoded:
         task, num_rows = self._task, len(self._task.bursts[self._next])

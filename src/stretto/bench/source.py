@@ -74,21 +74,15 @@ class Source:
     def _named_target(
         self, dtype: str, engine: str, device: str, threads: int | None, slots: int
     ) -> Target:
+        import torch
         from transformers import AutoConfig
 
-        from stretto.cli.answer import load
+        from stretto.lm import LM
         from stretto.models import resolve
 
-        lm = load(
-            self.name,
-            dtype=dtype,
-            device=device,
-            engine=engine,
-            threads=threads,
-            pool_slots=slots,
-            page_size=1,
-            offline=False,
-        )
+        lm = LM.load(self.name, dtype=dtype, device=device, engine=engine, pool_slots=slots)
+        if threads is not None:
+            torch.set_num_threads(threads)
         path = str(resolve(self.name).path)
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         return replace(Target.of(lm), work=Work.of(config))

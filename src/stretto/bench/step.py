@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
 from statistics import median
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from stretto.bench.journal import Cell, Journal
+    from stretto.bench.machine import Speeds
     from stretto.engines.base import Engine
     from stretto.runtime.views import Run
 
@@ -57,9 +58,10 @@ DEFINITIONS = {
     "weight_bytes": "all weights once, the input embedding only where it is the output head; "
     "keys and values are not counted",
     "read_bytes_per_s": "fastest of 9 sums over a 512 MiB float32 buffer, before and after the "
-    "benchmark, same process and torch threads",
+    "benchmark, with the torch threads and in the process that timed the row; for a row taken over "
+    "from a killed process, before",
     "matmul_flops": "FLOPs per second of the fastest of 9 products of two 1024 x 1024 matrices, "
-    "before and after the benchmark, in the dtype of the weights (bfloat16 for int8)",
+    "measured when read_bytes_per_s is, in the dtype of the weights (bfloat16 for int8)",
 }
 
 
@@ -105,23 +107,26 @@ class TimedEngine:
 
 def measure(
     target: Target, rows: Sequence[int], contexts: Sequence[int], *, num_pairs: int, seed: int,
-    journal: Journal, report: Report,
+    journal: Journal, report: Report, speeds: Speeds,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
     """A row per context and number of rows, and one record per burst.
 
-    Raises `InvalidInput` if the model or the pool is too small for it.
+    A row has the `speeds` that this process measured before, or those of the process that timed
+    it. Raises `InvalidInput` if the model or the pool is too small for it.
     """
     target.check_room(*room_needed(max(rows), max(contexts)))
     cells = []
     for context, num_rows in product(contexts, rows):
-        compute = partial(_cell, target, num_rows, context, num_pairs, seed)
+        compute = partial(_cell, target, num_rows, context, num_pairs, seed=seed, speeds=speeds)
         cells.append(journal.cell(f"{context}/{num_rows}", compute))
         row = cells[-1]["row"]
         report(f"context {context}, {num_rows} rows: {row['step_ratio']:.3f} of one row")
     return [c["row"] for c in cells], [r for c in cells for r in c["records"]]
 
 
-def _cell(target: Target, num_rows: int, context: int, num_pairs: int, seed: int) -> Cell:
+def _cell(
+    target: Target, num_rows: int, context: int, num_pairs: int, *, seed: int, speeds: Speeds
+) -> Cell:
     pairs = measure_bursts(target, num_rows, context, num_pairs, seed)
     records = [
         {"context": context, "rows": burst.rows, "against": num_rows, "pair": pair}
@@ -129,7 +134,7 @@ def _cell(target: Target, num_rows: int, context: int, num_pairs: int, seed: int
         for pair, sides in enumerate(pairs)
         for side, burst in zip(("rows", "one_row"), sides, strict=True)
     ]
-    return {"row": _row(context, pairs, seed), "records": records}
+    return {"row": _row(context, pairs, seed) | asdict(speeds), "records": records}
 
 
 def room_needed(num_rows: int, context: int) -> tuple[int, int]:
@@ -212,16 +217,22 @@ def _bursts(passes: list[Pass], context: int, sizes: list[int]) -> list[Burst]:
     return bursts
 
 
+def with_speeds(rows: list[dict[str, Any]], before: Speeds, now: Speeds) -> list[dict[str, Any]]:
+    """The rows with the speeds `now`, but for those of another process, which have not `before`."""
+    return [row | asdict(now) if row.items() >= asdict(before).items() else row for row in rows]
+
+
 def with_rooflines(
-    rows: list[dict[str, Any]], weight_bytes: int | None, work: Work | None, bandwidth: float,
-    flops: float,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """The rows with their shares of `bandwidth` in bytes and of `flops`, both per second."""
+    rows: list[dict[str, Any]], weight_bytes: int | None, work: Work | None
+) -> list[dict[str, Any]]:
+    """The rows with their shares of their own `read_bytes_per_s` and `matmul_flops`."""
     full = []
     for row in rows:
-        pass_s = row["pass_ms"] / 1000
-        read = None if weight_bytes is None else weight_bytes / pass_s / bandwidth
-        done = None if work is None else work.flops(row["rows"], row["context"]) / pass_s / flops
+        pass_s, read, done = row["pass_ms"] / 1000, None, None
+        if weight_bytes is not None:
+            read = weight_bytes / pass_s / row["read_bytes_per_s"]
+        if work is not None:
+            done = work.flops(row["rows"], row["context"]) / pass_s / row["matmul_flops"]
         full.append(rounded(row | {"bandwidth_share": read, "flops_share": done}))
     return full
 

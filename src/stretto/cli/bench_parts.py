@@ -123,16 +123,20 @@ def prepare(out: Path | None) -> None:
         prepare_folder(out)
 
 
-def start_journal(out: Path | None, name: str, place: Place, settings: dict[str, Any]) -> Journal:
-    """Where measured cells are kept; those of the same settings, revision and versions count."""
+def start_journal(
+    out: Path | None, name: str, place: Place, settings: dict[str, Any], targets: Sequence[Target]
+) -> Journal:
+    """Where measured cells are kept; those of the same settings, revision, versions, environment,
+    and engine and dtype of the `targets`, as they came to be, count."""
     from dataclasses import asdict
 
     from stretto.bench.journal import Journal
     from stretto.bench.machine import describe_machine
 
     machine = describe_machine(place.device)
-    heading = {"benchmark": name, "settings": settings, "place": asdict(place), "machine": machine}
-    return Journal(out, heading, progress)
+    sides = [{"engine": target.engine.name, "dtype": target.dtype} for target in targets]
+    heading = {"benchmark": name, "settings": settings, "place": asdict(place), "sides": sides}
+    return Journal(out, heading | {"machine": machine}, progress, revision=machine["revision"])
 
 
 def describe(
