@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import random
+import subprocess
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from conftest import tiny_model
 from stubs import StubEngine
 
-from stretto.bench import forks, linears, report, step
+from stretto.bench import forks, linears, machine, report, step
 from stretto.bench.bookkeeping import count_bookkeeping
 from stretto.bench.journal import Journal
 from stretto.bench.machine import (
@@ -329,17 +330,39 @@ def test_weight_bytes_count_a_tied_embedding_once_and_an_untied_one_not() -> Non
 def test_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRETTO_KERNELS", "off")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    machine = describe_machine()
-    assert set(machine["features"]) <= set(FEATURES)
-    assert machine["kernels"] == {"source": source_hash(), "origin": None}
+    facts = describe_machine()
+    assert set(facts["features"]) <= set(FEATURES)
+    assert facts["kernels"] == {"source": source_hash(), "origin": None}
     assert (
-        machine["environment"].items() >= {"STRETTO_KERNELS": "off", "OMP_NUM_THREADS": "3"}.items()
+        facts["environment"].items() >= {"STRETTO_KERNELS": "off", "OMP_NUM_THREADS": "3"}.items()
     )
-    assert not [n for n in machine["environment"] if not n.startswith(("STRETTO_", "OMP_"))]
-    assert machine["cores"] >= 1
-    assert machine["cpu"]
-    assert machine["versions"]["torch"]
-    json.dumps(machine)
+    assert not [n for n in facts["environment"] if not n.startswith(("STRETTO_", "OMP_"))]
+    assert facts["cores"] >= 1
+    assert facts["cpu"]
+    assert facts["versions"]["torch"]
+    json.dumps(facts)
+
+
+def test_a_revision_is_dirty_where_the_code_was_changed(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        name = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *name, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    assert machine._revision(tmp_path) is None
+    git("init")
+    paths = [tmp_path / p for p in ("src/a.py", "docs/results.md", "benchmarks/results/x/run.json")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.write_text("old")
+    git("add", ".")
+    git("commit", "-m", "first")
+    clean = machine._revision(tmp_path)
+    assert clean
+    for path in paths[1:]:
+        path.write_text("new")
+    assert machine._revision(tmp_path) == clean
+    paths[0].write_text("new")
+    assert machine._revision(tmp_path) == f"{clean}-dirty"
 
 
 def test_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:

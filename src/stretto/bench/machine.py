@@ -17,6 +17,9 @@ FEATURES = (
     "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve",
 )  # fmt: skip
 """CPU features that decide how fast a model runs."""
+ROOT = Path(__file__).parents[3]
+WRITTEN = (":(exclude)docs", ":(exclude)benchmarks/results")
+"""What one benchmark after the other changes in a checkout, and no benchmark depends on."""
 VARIABLES = ("STRETTO_", "OMP_")
 """Beginnings of the names of environment variables that are told."""
 BUFFER_BYTES = 512 * 2**20
@@ -147,14 +150,20 @@ def _kernels() -> dict[str, str | None]:
     return {"source": source_hash(), "origin": origin}
 
 
-def _revision() -> str | None:
-    """The commit of a source checkout, with `-dirty` if it was changed; None if installed."""
-    root = Path(__file__).parents[3]
+def _revision(root: Path = ROOT) -> str | None:
+    """The commit of a source checkout, with `-dirty` if more of it was changed than is `WRITTEN`;
+    None if installed."""
     if not (root / ".git").exists():
         return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        commit = _git(root, "describe", "--always", "--abbrev=12")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *WRITTEN)
     except (OSError, subprocess.SubprocessError):
         return None
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
