@@ -50,10 +50,22 @@ COLUMNS: dict[tuple[str, str], str] = {
     ("forks", "summary"): "forks tokens theoretical realized low high pairs parallel_s "
     "sequential_s",
     ("peers", "summary"): "context rows ours peer ratio low high pairs ours_tokens_per_s "
-    "peer_tokens_per_s agree_tokens steps ours_logit_error peer_logit_error",
+    "agree_tokens ours_logit_error peer_logit_error",
+    ("peers", "forks"): "context forks tokens ours peer forks_ratio forks_low forks_high pairs "
+    "forks_s sequential_s",
+    ("scale", "summary"): "pool_slots context threads token_ms over_one low high pairs copy_ratio "
+    "copy_low copy_high",
+    ("scale", "memory"): "context threads own_tokens kv_bytes kv_ratio rss_bytes rss_ratio "
+    "copy_kv_over_own copy_rss_bytes",
+    ("weights", "summary"): "side windows perplexity ratio low high to_bf16 to_bf16_low "
+    "to_bf16_high agreement kl weight_mb",
     ("e2e", "summary"): "",
 }
-"""Columns that are shown of a benchmark's table; all where it is not named."""
+"""Columns that are shown of a benchmark's table; all where it is not named. What can be reckoned
+from the others is left out."""
+
+TIE_BELOW = 1.25
+TIE_PAIRS = 7
 
 Row = dict[str, str]
 
@@ -88,6 +100,16 @@ class Result:
             names.append("random weights of a 0.5B shape")
         return ", ".join(names)
 
+    @property
+    def command(self) -> str:
+        """What measures this again: where the engine was not named it was `auto`, or there was but
+        one, and another one may be chosen today than `hf`. `weights` has every engine."""
+        command = str(self.run["command"])
+        is_hf = self.kind != "weights" and self.run.get("engine", "hf") == "hf"
+        if is_hf and "--engine" not in command:
+            return f"{command} --engine hf"
+        return command
+
 
 def render(results: Path = RESULTS) -> str:
     """The page."""
@@ -103,12 +125,16 @@ def section(result: Result) -> str:
     lines = [f"## {result.name}\n"]
     if result.kind in TEXTS:
         lines += [TEXTS[result.kind] + "\n"]
-    lines += [f"```sh\n{result.run['command']}\n```\n"]
+    lines += [f"```sh\n{result.command}\n```\n"]
     lines += [
         f"Measured with {result.what} on {machine['cpu']}, {machine['cores']} cores, "
         f"{machine['torch_threads']} threads, torch {machine['versions']['torch']}, "
         f"revision {machine['revision']}.\n"
     ]
+    for peer in result.run.get("peers", []) if result.kind == "peers" else []:
+        if peer.get("built_for"):
+            name = f"{peer['name']} ({peer['version']})"
+            lines += [f"{name} says that it was built for: `{peer['built_for']}`.\n"]
     links = []
     for name, rows in result.tables.items():
         links += [f"[{name}.csv]({folder}/{name}.csv)"]
@@ -150,10 +176,11 @@ def findings(result: Result) -> Iterator[str]:
 def of_step(result: Result) -> Iterator[str]:
     for row in result.tables["summary"]:
         if "step_ratio" in row and row["rows"] in ("4", "8"):
+            same = ", no longer as far as can be told" if is_tie(row, "step_ratio", "step_") else ""
             yield (
                 f"{result.what}: a step of {row['rows']} rows takes "
-                f"{interval(row, 'step_ratio', 'step_')} times that of one, at {row['context']} "
-                "tokens of context."
+                f"{interval(row, 'step_ratio', 'step_')} times that of one{same}, at "
+                f"{row['context']} tokens of context."
             )
     linear = result.run["machine"].get("linear")
     if linear is not None:
@@ -169,8 +196,8 @@ def of_forks(result: Result) -> Iterator[str]:
         if row["forks"] == "4":
             yield (
                 f"{result.what}: 4 forks of {row['tokens']} tokens are {interval(row, 'realized')} "
-                "times as fast as the same tokens one after the other "
-                f"({cell(row['theoretical'])} is possible)."
+                "times as fast as the same tokens one after the other"
+                f"{tie(row, 'realized')} ({cell(row['theoretical'])} is possible)."
             )
 
 
@@ -184,7 +211,8 @@ def of_peers(result: Result) -> Iterator[str]:
         if (row["ours"].split()[-1], row["peer"].split()[-1]) in PAIRED:
             yield (
                 f"{row['ours']}{random}: {interval(row, 'ratio')} times the tokens per second of "
-                f"{row['peer']}, {row['rows']} sequences at {row['context']} tokens of context."
+                f"{row['peer']}, {row['rows']} sequences at {row['context']} tokens of context"
+                f"{tie(row, 'ratio')}."
             )
     for row in result.tables.get("forks", []):
         if row["fastest"] == "True":
@@ -192,7 +220,7 @@ def of_peers(result: Result) -> Iterator[str]:
                 f"{row['ours']}{random}: {row['forks']} forks of {row['tokens']} tokens, end to "
                 f"end, take {cell(row['forks_s'])} s; as many tokens one after the other take "
                 f"{cell(row['sequential_s'])} s in {row['peer']}, its fastest precision: a ratio "
-                f"of {interval(row, 'forks_ratio', 'forks_')}."
+                f"of {interval(row, 'forks_ratio', 'forks_')}{tie(row, 'forks_ratio', 'forks_')}."
             )
 
 
@@ -214,7 +242,8 @@ def of_e2e(result: Result) -> Iterator[str]:
             method = result.run["settings"].get("method", result.name)
             yield (
                 f"{result.what}: sequential decoding takes {interval(row, 'geometric_mean')} times "
-                f"the decode time of method {method}, geometric mean of {row['prompts']} prompts."
+                f"the decode time of method {method}, geometric mean of {row['prompts']} prompts"
+                f"{tie(row, 'geometric_mean')}."
             )
 
 
@@ -223,7 +252,8 @@ def of_weights(result: Result) -> Iterator[str]:
         if row["side"] == "fused int8":
             yield (
                 f"{row['side']}: perplexity is {interval(row, 'to_bf16', 'to_bf16_')} times that "
-                f"of bfloat16, and the most likely next token is float32's in "
+                f"of bfloat16{tie(row, 'to_bf16', 'to_bf16_')}, and the most likely next token is "
+                "float32's in "
                 f"{float(row['agreement']):.1%} of cases, over {row['windows']} windows."
             )
 
@@ -242,6 +272,18 @@ def interval(row: Row, figure: str, prefix: str = "") -> str:
     """A figure with its 95 % interval."""
     low, high = row[f"{prefix}low"], row[f"{prefix}high"]
     return f"{cell(row[figure])} ({cell(low)}–{cell(high)})"
+
+
+def is_tie(row: Row, figure: str, prefix: str = "") -> bool:
+    """Whether a ratio says that neither side is ahead: its interval has 1 in it, or it is below
+    1.25 either way and of too few pairs. Figures over prompts or windows have no pairs."""
+    ratio, low, high = (float(row[name]) for name in (figure, f"{prefix}low", f"{prefix}high"))
+    has_few_pairs = bool(row.get("pairs")) and int(row["pairs"]) < TIE_PAIRS
+    return low <= 1 <= high or (has_few_pairs and max(ratio, 1 / ratio) < TIE_BELOW)
+
+
+def tie(row: Row, figure: str, prefix: str = "") -> str:
+    return ", a tie" if is_tie(row, figure, prefix) else ""
 
 
 if __name__ == "__main__":
