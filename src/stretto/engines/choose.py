@@ -62,7 +62,7 @@ def _suits_kernels(model: Any, weights: str) -> bool:
 
 
 def _prepare_kernels() -> None:
-    """Compiles the kernels if they are not built, and says so; also if that fails. Whoever needs
+    """Compiles the kernels if they are not built, and says so, also if that fails. Whoever needs
     them is refused later."""
     from stretto.kernels import library
     from stretto.kernels.recipe import CompileFailed
@@ -72,7 +72,7 @@ def _prepare_kernels() -> None:
         try:
             library.load(report)
         except library.KernelsUnavailable as error:
-            if isinstance(error.__cause__, CompileFailed):  # not if the CPU or the user rules it out
+            if isinstance(error.__cause__, CompileFailed):
                 report(f"{error.reason}; engine 'hf' is used, which is slower", 0, 0)
             raise
 
