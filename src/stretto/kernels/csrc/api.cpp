@@ -4,10 +4,7 @@
 
 #include <algorithm>
 
-#include "attention.h"
-#include "linear.h"
-#include "simd.h"
-#include "team.h"
+#include "pass.h"
 
 #ifndef STRETTO_SOURCE
 #define STRETTO_SOURCE "unknown"
@@ -15,290 +12,7 @@
 
 namespace stretto {
 
-struct Layer {
-  Linear qkv, o, gate_up, down;  // gate and up in turns of 16 outputs
-  const float *attention_norm, *mlp_norm;
-  const float *q_norm, *k_norm;  // per head, or null
-  void *keys, *values;           // kv_heads x slots x head_dim
-};
-
-struct Model {
-  int32_t kind, embedding_is_bf16;
-  int64_t hidden, intermediate, num_layers;
-  Heads heads;
-  float norm_eps, rope_scaling;
-  const float* inverse_frequencies;  // head_dim / 2
-  const void* embedding;             // vocab x hidden
-  const float* final_norm;
-  Linear head;
-  const Layer* layers;
-};
-
-struct Pass {
-  int64_t rows, kept;
-  const int64_t *tokens, *positions, *slots;
-  const View* views;
-  const int64_t* keep;  // rows whose logits are wanted
-  float* logits;        // kept x vocab
-  char* scratch;
-  int32_t num_threads;
-};
-
 namespace {
-
-inline __m512 negated(__m512 x) { return _mm512_sub_ps(_mm512_setzero_ps(), x); }
-
-// Root-mean-square norm (Zhang and Sennrich 2019) of n floats. `to` may be `from`.
-void rms_norm(const float* from, const float* weight, int64_t n, float eps, float* to) {
-  __m512 total = _mm512_setzero_ps();
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const __m512 v = _mm512_maskz_loadu_ps(first_lanes(n - i), from + i);
-    total = _mm512_fmadd_ps(v, v, total);
-  }
-  const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(total) / n + eps));
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const __mmask16 m = first_lanes(n - i);
-    const __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(m, from + i), scale);
-    _mm512_mask_storeu_ps(to + i, m, _mm512_mul_ps(v, _mm512_maskz_loadu_ps(m, weight + i)));
-  }
-}
-
-inline __m512 silu(__m512 x) {
-  const __m512 one = _mm512_set1_ps(1.0f);
-  // Of a large |x| the exponential's argument is cut: exp() is for arguments that are not large.
-  const __m512 e = exp(_mm512_min_ps(_mm512_set1_ps(88.0f), negated(x)));
-  return _mm512_div_ps(x, _mm512_add_ps(one, e));
-}
-
-// Rotary embedding of one head in place, halves paired (Su et al. 2021).
-void rotate(float* head, int64_t dim, const float* cos, const float* sin) {
-  for (int64_t i = 0; i < dim / 2; ++i) {
-    const float a = head[i], b = head[i + dim / 2];
-    head[i] = a * cos[i] - b * sin[i];
-    head[i + dim / 2] = b * cos[i] + a * sin[i];
-  }
-}
-
-template <class T>
-void copy_floats(const float* from, int64_t n, T* to) {
-  for (int64_t i = 0; i < n; i += kLanes) store_floats(to + i, _mm512_loadu_ps(from + i));
-}
-
-void embed(const Model& m, int64_t token, float* to) {
-  if (m.embedding_is_bf16) {
-    const bf16* from = static_cast<const bf16*>(m.embedding) + token * m.hidden;
-    for (int64_t i = 0; i < m.hidden; ++i) to[i] = to_float(from[i]);
-  } else {
-    std::memcpy(to, static_cast<const float*>(m.embedding) + token * m.hidden, m.hidden * 4);
-  }
-}
-
-class Arena {
- public:
-  explicit Arena(char* memory) : at_(memory), begin_(memory) {}
-  template <class T>
-  T* take(int64_t count) {
-    T* result = reinterpret_cast<T*>(at_);
-    at_ += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
-    return result;
-  }
-  int64_t used() const { return at_ - begin_; }
-
- private:
-  char *at_, *begin_;
-};
-
-int64_t num_phases(const Model& m, int64_t rows) {
-  return 3 + m.num_layers * (8 + 2 * ((rows + kRows - 1) / kRows));
-}
-
-// The memory of a pass. With `memory` null only `bytes` is meant.
-template <class K>
-struct Buffers {
-  using Cache = typename K::Cache;
-  float *x, *qkv, *attended, *gated, *normed, *rotations, *scores, *partial;
-  typename K::Query* queries;
-  Workspace* spaces;
-  char *hidden_rows, *q_rows, *inner_rows, *counters;
-  int64_t bytes;
-
-  Buffers(const Model& m, int64_t rows, int64_t longest, int threads, char* memory) {
-    const Heads& h = m.heads;
-    const int64_t q = h.heads * h.dim, kv = h.kv_heads * h.dim;
-    const int64_t chunks = (longest + kChunk - 1) / kChunk;
-    Arena arena(memory);
-    x = arena.take<float>(rows * m.hidden);
-    qkv = arena.take<float>(rows * (q + 2 * kv));
-    attended = arena.take<float>(rows * q);
-    gated = arena.take<float>(rows * m.intermediate);
-    normed = arena.take<float>(rows * m.hidden);
-    rotations = arena.take<float>(rows * h.dim);
-    scores = arena.take<float>(threads * kRows * h.group() * kChunk);
-    partial = arena.take<float>(Partials::floats(h.heads, chunks, h.dim));
-    queries = arena.take<typename K::Query>(rows * q);
-    spaces = arena.take<Workspace>(threads);
-    hidden_rows = arena.take<char>(K::Rows::bytes(rows, m.hidden));
-    q_rows = arena.take<char>(K::Rows::bytes(rows, q));
-    inner_rows = arena.take<char>(K::Rows::bytes(rows, m.intermediate));
-    counters = arena.take<char>(Team::bytes(threads, num_phases(m, rows)));
-    bytes = arena.used();
-  }
-};
-
-template <class K>
-struct Runner {
-  using Cache = typename K::Cache;
-  using Rows = typename K::Rows;
-  const Model& m;
-  const Pass& pass;
-  const Buffers<K>& b;
-  Worker& worker;
-  const int64_t chunks;
-
-  const Heads& h() const { return m.heads; }
-  int64_t q_size() const { return h().heads * h().dim; }
-  int64_t kv_size() const { return h().kv_heads * h().dim; }
-  int64_t qkv_size() const { return q_size() + 2 * kv_size(); }
-
-  Rows bind(char* memory, int64_t rows, int64_t in) const {
-    Rows result;
-    result.bind(memory, rows, in);
-    return result;
-  }
-
-  void run() {
-    worker.each(pass.rows, [&](int64_t r) {
-      embed(m, pass.tokens[r], b.x + r * m.hidden);
-      float* cos = b.rotations + r * h().dim;
-      for (int64_t i = 0; i < h().dim / 2; ++i) {
-        const float angle = static_cast<float>(pass.positions[r]) * m.inverse_frequencies[i];
-        cos[i] = std::cos(angle) * m.rope_scaling;
-        cos[i + h().dim / 2] = std::sin(angle) * m.rope_scaling;
-      }
-    });
-    for (int64_t l = 0; l < m.num_layers; ++l) {
-      attention(m.layers[l]);
-      mlp(m.layers[l]);
-    }
-    if (pass.kept > 0) logits();
-  }
-
-  // The linear layers of a pass alone, on rows of zeros: what a pass cannot take less time than.
-  void linear_layers() {
-    const Rows hidden = bind(b.hidden_rows, pass.rows, m.hidden);
-    const Rows q = bind(b.q_rows, pass.rows, q_size());
-    const Rows inner = bind(b.inner_rows, pass.rows, m.intermediate);
-    worker.each(pass.rows, [&](int64_t r) {
-      float* zeros = b.normed + r * m.hidden;
-      std::memset(zeros, 0, m.hidden * sizeof(float));
-      hidden.put(r, zeros, m.hidden);
-      q.put(r, zeros, std::min(q_size(), m.hidden));
-      inner.put(r, zeros, std::min(m.intermediate, m.hidden));
-    });
-    const auto multiply_into = [&](const Linear& w, const Rows& x, float* to) {
-      multiply<K>(worker, w, x, pass.rows, [&](int64_t r, int64_t block, __m512 lo, __m512 hi) {
-        store_block(to + r * w.out, block, w.out, lo, hi);
-      });
-    };
-    for (int64_t l = 0; l < m.num_layers; ++l) {
-      const Layer& layer = m.layers[l];
-      multiply_into(layer.qkv, hidden, b.qkv);
-      multiply_into(layer.o, q, b.x);
-      multiply<K>(worker, layer.gate_up, hidden, pass.rows,
-                  [&](int64_t r, int64_t block, __m512 gate, __m512 up) {
-        _mm512_storeu_ps(b.gated + r * m.intermediate + block * kLanes, _mm512_mul_ps(gate, up));
-      });
-      multiply_into(layer.down, inner, b.x);
-    }
-    multiply_into(m.head, hidden, pass.logits);
-  }
-
-  void norm_rows(const float* weight, const Rows& to) {
-    worker.each(pass.rows, [&](int64_t r) {
-      rms_norm(b.x + r * m.hidden, weight, m.hidden, m.norm_eps, b.normed + r * m.hidden);
-      to.put(r, b.normed + r * m.hidden, m.hidden);
-    });
-  }
-
-  void add_to_x(const Linear& w, const Rows& from) {
-    multiply<K>(worker, w, from, pass.rows, [&](int64_t r, int64_t block, __m512 lo, __m512 hi) {
-      add_block(b.x + r * m.hidden, block, w.out, lo, hi);
-    });
-  }
-
-  void attention(const Layer& layer) {
-    const Rows in = bind(b.hidden_rows, pass.rows, m.hidden);
-    norm_rows(layer.attention_norm, in);
-    multiply<K>(worker, layer.qkv, in, pass.rows, [&](int64_t r, int64_t block, __m512 lo, __m512 hi) {
-      store_block(b.qkv + r * qkv_size(), block, layer.qkv.out, lo, hi);
-    });
-    worker.each(pass.rows, [&](int64_t r) { place(layer, r); });
-
-    const Rows out = bind(b.q_rows, pass.rows, q_size());
-    const Partials partial{b.partial, h().heads, chunks, h().dim};
-    for (int64_t first = 0; first < pass.rows; first += kRows) {
-      const int64_t rows = std::min<int64_t>(kRows, pass.rows - first);
-      worker.each(h().kv_heads * chunks, [&](int64_t i) {
-        attend_chunk(h(), static_cast<const Cache*>(layer.keys),
-                            static_cast<const Cache*>(layer.values),
-                            b.queries + first * q_size(), pass.views + first, rows, i / chunks,
-                            i % chunks, b.scores + worker.me() * kRows * h().group() * kChunk, b.spaces[worker.me()],
-                            partial);
-      });
-      worker.each(rows, [&](int64_t r) {
-        float* to = b.attended + (first + r) * q_size();
-        const int64_t own = (pass.views[first + r].length + kChunk - 1) / kChunk;
-        for (int64_t head = 0; head < h().heads; ++head) {
-          merge_chunks(partial, r, head, own, to + head * h().dim);
-        }
-        out.put(first + r, to, q_size());
-      });
-    }
-    add_to_x(layer.o, out);
-  }
-
-  // Norms and rotates a row's queries and keys; writes its keys and values into its slot.
-  void place(const Layer& layer, int64_t r) {
-    float* row = b.qkv + r * qkv_size();
-    const int64_t dim = h().dim;
-    const float *cos = b.rotations + r * dim, *sin = cos + dim / 2;
-    for (int64_t head = 0; head < h().heads + h().kv_heads; ++head) {
-      const float* weight = head < h().heads ? layer.q_norm : layer.k_norm;
-      if (weight != nullptr) rms_norm(row + head * dim, weight, dim, m.norm_eps, row + head * dim);
-      rotate(row + head * dim, dim, cos, sin);
-    }
-    copy_floats(row, q_size(), b.queries + r * q_size());
-    const float *key = row + q_size(), *value = key + kv_size();
-    for (int64_t head = 0; head < h().kv_heads; ++head) {
-      const int64_t at = (head * h().num_slots + pass.slots[r]) * dim;
-      copy_floats(key + head * dim, dim, static_cast<Cache*>(layer.keys) + at);
-      copy_floats(value + head * dim, dim, static_cast<Cache*>(layer.values) + at);
-    }
-  }
-
-  void mlp(const Layer& layer) {
-    const Rows in = bind(b.hidden_rows, pass.rows, m.hidden);
-    norm_rows(layer.mlp_norm, in);
-    multiply<K>(worker, layer.gate_up, in, pass.rows, [&](int64_t r, int64_t block, __m512 gate, __m512 up) {
-      _mm512_storeu_ps(b.gated + r * m.intermediate + block * kLanes, _mm512_mul_ps(silu(gate), up));
-    });
-    const Rows inner = bind(b.inner_rows, pass.rows, m.intermediate);
-    worker.each(pass.rows, [&](int64_t r) { inner.put(r, b.gated + r * m.intermediate, m.intermediate); });
-    add_to_x(layer.down, inner);
-  }
-
-  void logits() {
-    const Rows in = bind(b.hidden_rows, pass.kept, m.hidden);
-    worker.each(pass.kept, [&](int64_t k) {
-      float* to = b.normed + k * m.hidden;
-      rms_norm(b.x + pass.keep[k] * m.hidden, m.final_norm, m.hidden, m.norm_eps, to);
-      in.put(k, to, m.hidden);
-    });
-    multiply<K>(worker, m.head, in, pass.kept, [&](int64_t k, int64_t block, __m512 lo, __m512 hi) {
-      store_block(pass.logits + k * m.head.out, block, m.head.out, lo, hi);
-    });
-  }
-};
 
 int64_t longest_view(const Pass& pass) {
   int64_t longest = 0;
@@ -327,16 +41,20 @@ void run_pass(const Model& m, const Pass& pass, bool only_linear_layers) {
   const Buffers<K> buffers(m, pass.rows, longest, num_threads(pass), pass.scratch);
   with_team(num_threads(pass), num_phases(m, pass.rows), buffers.counters, [&](Worker& worker) {
     Runner<K> runner{m, pass, buffers, worker, (longest + kChunk - 1) / kChunk};
-    if (only_linear_layers) runner.linear_layers();
-    else runner.run();
+    if (only_linear_layers)
+      runner.linear_layers();
+    else
+      runner.run();
   });
 }
 
 template <class T>
 void load_row(const T* from, int64_t n, float* to) {
   for (int64_t i = 0; i < n; ++i) {
-    if constexpr (sizeof(T) == 2) to[i] = to_float(from[i]);
-    else to[i] = from[i];
+    if constexpr (sizeof(T) == 2)
+      to[i] = to_float(from[i]);
+    else
+      to[i] = from[i];
   }
 }
 
@@ -380,25 +98,34 @@ const char* stretto_source() { return STRETTO_SOURCE; }
 int64_t stretto_pass_bytes(const Model* m, int64_t rows, int64_t longest, int32_t threads) {
   threads = std::clamp<int>(threads, 1, kMaxThreads);
   switch (m->kind) {
-    case kFloat32: return Buffers<Float32>(*m, rows, longest, threads, nullptr).bytes;
-    case kBfloat16: return Buffers<Bfloat16>(*m, rows, longest, threads, nullptr).bytes;
-    case kInt8: return Buffers<Int8>(*m, rows, longest, threads, nullptr).bytes;
-    default: return Buffers<Int8OnBfloat16>(*m, rows, longest, threads, nullptr).bytes;
+    case kFloat32:
+      return Buffers<Float32>(*m, rows, longest, threads, nullptr).bytes;
+    case kBfloat16:
+      return Buffers<Bfloat16>(*m, rows, longest, threads, nullptr).bytes;
+    case kInt8:
+      return Buffers<Int8>(*m, rows, longest, threads, nullptr).bytes;
+    default:
+      return Buffers<Int8OnBfloat16>(*m, rows, longest, threads, nullptr).bytes;
   }
 }
 
 // `only_linear_layers`: the pass writes no keys and values, and its logits mean nothing.
 void stretto_pass(const Model* m, const Pass* pass, int32_t only_linear_layers) {
   switch (m->kind) {
-    case kFloat32: return run_pass<Float32>(*m, *pass, only_linear_layers);
-    case kBfloat16: return run_pass<Bfloat16>(*m, *pass, only_linear_layers);
-    case kInt8: return run_pass<Int8>(*m, *pass, only_linear_layers);
-    default: return run_pass<Int8OnBfloat16>(*m, *pass, only_linear_layers);
+    case kFloat32:
+      return run_pass<Float32>(*m, *pass, only_linear_layers);
+    case kBfloat16:
+      return run_pass<Bfloat16>(*m, *pass, only_linear_layers);
+    case kInt8:
+      return run_pass<Int8>(*m, *pass, only_linear_layers);
+    default:
+      return run_pass<Int8OnBfloat16>(*m, *pass, only_linear_layers);
   }
 }
 
 int64_t stretto_linear_bytes(int64_t rows, int64_t in, int32_t threads) {
-  return Team::bytes(std::clamp<int>(threads, 1, kMaxThreads), 2) + 2 * rows * round_up(in, kPad) * 4 + rows * round_up(in, kPad) / kGroup * 8 + 128;
+  return Team::bytes(std::clamp<int>(threads, 1, kMaxThreads), 2) +
+         2 * rows * round_up(in, kPad) * 4 + rows * round_up(in, kPad) / kGroup * 8 + 128;
 }
 
 // y = x W^T + b for `rows` rows; x and y in float32 or bfloat16.
@@ -409,13 +136,17 @@ void stretto_linear(const Linear* w, int32_t kind, int32_t is_bf16, const void* 
     if (is_bf16) {
       run_linear<K>(*w, static_cast<const bf16*>(x), rows, static_cast<bf16*>(y), scratch, threads);
     } else {
-      run_linear<K>(*w, static_cast<const float*>(x), rows, static_cast<float*>(y), scratch, threads);
+      run_linear<K>(*w, static_cast<const float*>(x), rows, static_cast<float*>(y), scratch,
+                    threads);
     }
   };
   switch (kind) {
-    case kFloat32: return run(Float32());
-    case kBfloat16: return run(Bfloat16());
-    default: return run(Int8());
+    case kFloat32:
+      return run(Float32());
+    case kBfloat16:
+      return run(Bfloat16());
+    default:
+      return run(Int8());
   }
 }
 

@@ -14,11 +14,11 @@
 
 namespace stretto {
 
-constexpr int kSlots = 16;       // list entries per block
-constexpr int kChunk = 256;      // list entries per partial softmax
-constexpr int kRows = 32;        // rows at a time
-constexpr int kQueries = 8;      // queries per tile of scores
-constexpr int kSums = 6;         // queries per tile of weighted values
+constexpr int kSlots = 16;   // list entries per block
+constexpr int kChunk = 256;  // list entries per partial softmax
+constexpr int kRows = 32;    // rows at a time
+constexpr int kQueries = 8;  // queries per tile of scores
+constexpr int kSums = 6;     // queries per tile of weighted values
 constexpr int kMaxHeadDim = 256;
 
 // What one row may see: `length` slots at `slots`, its own one included.
@@ -51,7 +51,8 @@ inline void gather_keys(const bf16* keys, const int32_t* slots, int64_t dim, Key
   for (int64_t d = 0; d < dim; d += 2 * kLanes) {
     __m512i rows[16];
     const __mmask16 part = first_lanes((dim - d) / 2);
-    for (int s = 0; s < kSlots; ++s) rows[s] = _mm512_maskz_loadu_epi32(part, keys + slots[s] * dim + d);
+    for (int s = 0; s < kSlots; ++s)
+      rows[s] = _mm512_maskz_loadu_epi32(part, keys + slots[s] * dim + d);
     transpose16(rows);
     for (int i = 0; i < 16 && d / 2 + i < dim / 2; ++i) out.words[d / 2 + i] = rows[i];
   }
@@ -59,7 +60,8 @@ inline void gather_keys(const bf16* keys, const int32_t* slots, int64_t dim, Key
 
 // Scores of N queries with 16 slots, to `scores[n][0..16)`.
 template <int N>
-void score(const KeysOf16& keys, const float* const* queries, int64_t dim, float scale, float* const* scores) {
+void score(const KeysOf16& keys, const float* const* queries, int64_t dim, float scale,
+           float* const* scores) {
   __m512 sum[N];
   for (int n = 0; n < N; ++n) sum[n] = _mm512_setzero_ps();
   for (int64_t d = 0; d < dim; ++d) {
@@ -67,11 +69,13 @@ void score(const KeysOf16& keys, const float* const* queries, int64_t dim, float
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) sum[n] = _mm512_fmadd_ps(k, _mm512_set1_ps(queries[n][d]), sum[n]);
   }
-  for (int n = 0; n < N; ++n) _mm512_storeu_ps(scores[n], _mm512_mul_ps(sum[n], _mm512_set1_ps(scale)));
+  for (int n = 0; n < N; ++n)
+    _mm512_storeu_ps(scores[n], _mm512_mul_ps(sum[n], _mm512_set1_ps(scale)));
 }
 
 template <int N>
-void score(const KeysOf16& keys, const bf16* const* queries, int64_t dim, float scale, float* const* scores) {
+void score(const KeysOf16& keys, const bf16* const* queries, int64_t dim, float scale,
+           float* const* scores) {
   __m512 sum[N];
   for (int n = 0; n < N; ++n) sum[n] = _mm512_setzero_ps();
   for (int64_t d = 0; d < dim / 2; ++d) {
@@ -83,11 +87,13 @@ void score(const KeysOf16& keys, const bf16* const* queries, int64_t dim, float 
       sum[n] = _mm512_dpbf16_ps(sum[n], k, (__m512bh)_mm512_set1_epi32(pair));
     }
   }
-  for (int n = 0; n < N; ++n) _mm512_storeu_ps(scores[n], _mm512_mul_ps(sum[n], _mm512_set1_ps(scale)));
+  for (int n = 0; n < N; ++n)
+    _mm512_storeu_ps(scores[n], _mm512_mul_ps(sum[n], _mm512_set1_ps(scale)));
 }
 
 template <int N>
-void score_bf16_keys(const KeysOf16& keys, const float* const* queries, int64_t dim, float scale, float* const* scores) {
+void score_bf16_keys(const KeysOf16& keys, const float* const* queries, int64_t dim, float scale,
+                     float* const* scores) {
   __m512 sum[N];
   for (int n = 0; n < N; ++n) sum[n] = _mm512_setzero_ps();
   for (int64_t d = 0; d < dim; d += 2) {
@@ -100,7 +106,8 @@ void score_bf16_keys(const KeysOf16& keys, const float* const* queries, int64_t 
       sum[n] = _mm512_fmadd_ps(odd, _mm512_set1_ps(queries[n][d + 1]), sum[n]);
     }
   }
-  for (int n = 0; n < N; ++n) _mm512_storeu_ps(scores[n], _mm512_mul_ps(sum[n], _mm512_set1_ps(scale)));
+  for (int n = 0; n < N; ++n)
+    _mm512_storeu_ps(scores[n], _mm512_mul_ps(sum[n], _mm512_set1_ps(scale)));
 }
 
 // Adds the 16 slots' values, weighted, to N sums of `dim` floats, in the slots' order.
@@ -314,7 +321,8 @@ inline void merge_chunks(const Partials& p, int64_t row, int64_t head, int64_t c
     total += weight[0] * part[p.dim + 1];
     for (int64_t d = 0; d < p.dim; d += kLanes) {
       const __m512 before = c == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(to + d);
-      _mm512_storeu_ps(to + d, _mm512_fmadd_ps(_mm512_set1_ps(weight[0]), _mm512_loadu_ps(part + d), before));
+      _mm512_storeu_ps(
+          to + d, _mm512_fmadd_ps(_mm512_set1_ps(weight[0]), _mm512_loadu_ps(part + d), before));
     }
   }
   const __m512 scale = _mm512_set1_ps(1.0f / total);

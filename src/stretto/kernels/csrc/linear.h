@@ -19,17 +19,17 @@ namespace stretto {
 
 enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kInt8OnBfloat16 = 3 };
 
-constexpr int kBlock = 32;   // outputs per block: two vectors
+constexpr int kBlock = 32;    // outputs per block: two vectors
 constexpr int kAhead = 8192;  // bytes: what memory delivers in about its latency
-constexpr int kPad = 64;     // inputs are padded to a multiple of this
-constexpr int kGroup = 32;   // inputs that share a scale in int8, of weights and of rows
+constexpr int kPad = 64;      // inputs are padded to a multiple of this
+constexpr int kGroup = 32;    // inputs that share a scale in int8, of weights and of rows
 constexpr float kLargest = 3.4e38f, kSmallest = 1e-36f;  // of what int8 rounds to a multiple
 constexpr int kGroupBytes = 2 * kBlock + kGroup * kBlock;
 
 struct Linear {
-  const void* weight;   // packed; outputs padded to a multiple of 32 and inputs to one of 64
-  const float* bias;    // per output, or null
-  int64_t in, out;      // unpadded
+  const void* weight;  // packed; outputs padded to a multiple of 32 and inputs to one of 64
+  const float* bias;   // per output, or null
+  int64_t in, out;     // unpadded
 };
 
 // Hardware prefetching lags behind once several rows share a weight's arrival: ask ahead.
@@ -60,7 +60,8 @@ struct Float32 {
   static constexpr int kTile = 12;  // rows at a time: 24 sums, 2 weights and 1 input in registers
 
   template <int R>
-  static void block(const Linear& w, int64_t block, const Rows& x, int64_t row, __m512 (&sum)[R][2]) {
+  static void block(const Linear& w, int64_t block, const Rows& x, int64_t row,
+                    __m512 (&sum)[R][2]) {
     const float* weight = static_cast<const float*>(w.weight) + block * x.stride * kBlock;
     const float* from = x.values + row * x.stride;
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
@@ -100,7 +101,8 @@ struct Bfloat16 {
   static constexpr int kTile = 12;
 
   template <int R>
-  static void block(const Linear& w, int64_t block, const Rows& x, int64_t row, __m512 (&sum)[R][2]) {
+  static void block(const Linear& w, int64_t block, const Rows& x, int64_t row,
+                    __m512 (&sum)[R][2]) {
     const bf16* weight = static_cast<const bf16*>(w.weight) + block * x.stride * kBlock;
     const bf16* from = x.values + row * x.stride;
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
@@ -161,8 +163,9 @@ struct Int8 {
         for (int i = 0; i < 2; ++i) {
           const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], inverse));
           total = _mm512_add_epi32(total, q);
-          _mm_storeu_si128(reinterpret_cast<__m128i*>(values + row * stride + g * kGroup + i * kLanes),
-                           _mm512_cvtsepi32_epi8(q));
+          _mm_storeu_si128(
+              reinterpret_cast<__m128i*>(values + row * stride + g * kGroup + i * kLanes),
+              _mm512_cvtsepi32_epi8(q));
         }
         scale[row * groups + g] = top / 127.0f;
         start[row * groups + g] = -128 * _mm512_reduce_add_epi32(total);
@@ -172,7 +175,8 @@ struct Int8 {
   static constexpr int kTile = 6;  // 12 sums of integers and 12 of floats in registers
 
   template <int R>
-  static void block(const Linear& w, int64_t block, const Rows& x, int64_t row, __m512 (&sum)[R][2]) {
+  static void block(const Linear& w, int64_t block, const Rows& x, int64_t row,
+                    __m512 (&sum)[R][2]) {
     const char* weight = static_cast<const char*>(w.weight) + block * x.groups * kGroupBytes;
     const int8_t* from = x.values + row * x.stride;
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
@@ -200,8 +204,10 @@ struct Int8 {
       }
       for (int r = 0; r < R; ++r) {
         const __m512 s = _mm512_set1_ps(x.scale[(row + r) * x.groups + g]);
-        sum[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[r][0]), _mm512_mul_ps(s, s0), sum[r][0]);
-        sum[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[r][1]), _mm512_mul_ps(s, s1), sum[r][1]);
+        sum[r][0] =
+            _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[r][0]), _mm512_mul_ps(s, s0), sum[r][0]);
+        sum[r][1] =
+            _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[r][1]), _mm512_mul_ps(s, s1), sum[r][1]);
       }
     }
   }
@@ -214,7 +220,8 @@ struct Int8OnBfloat16 : Int8 {
 
 // Calls `done(row, block, lower 16 sums, upper 16 sums)`, bias added, for R rows of one block.
 template <class K, int R, class Done>
-void rows_of_block(const Linear& w, int64_t block, const typename K::Rows& x, int64_t row, Done done) {
+void rows_of_block(const Linear& w, int64_t block, const typename K::Rows& x, int64_t row,
+                   Done done) {
   __m512 sum[R][2];
   K::template block<R>(w, block, x, row, sum);
   if (w.bias != nullptr) {
@@ -229,7 +236,8 @@ void rows_of_block(const Linear& w, int64_t block, const typename K::Rows& x, in
 }
 
 template <class K, int R, class Done>
-void some_rows(int n, const Linear& w, int64_t block, const typename K::Rows& x, int64_t row, Done done) {
+void some_rows(int n, const Linear& w, int64_t block, const typename K::Rows& x, int64_t row,
+               Done done) {
   if (n == R) return rows_of_block<K, R>(w, block, x, row, done);
   if constexpr (R > 1) some_rows<K, R - 1>(n, w, block, x, row, done);
 }

@@ -36,8 +36,8 @@ inline __m256i to_bf16(__m512 v) {
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
   const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-  const __m512i rounded = _mm512_mask_or_epi32(_mm512_add_epi32(bits, half), is_nan, bits,
-                                               _mm512_set1_epi32(0x400000));
+  const __m512i rounded =
+      _mm512_mask_or_epi32(_mm512_add_epi32(bits, half), is_nan, bits, _mm512_set1_epi32(0x400000));
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 
