@@ -32,6 +32,8 @@ Prompt = str | Sequence[dict[str, str]]
 """A question, or chat messages with `role` and `content`."""
 
 DEFAULT_POOL_SLOTS = 8192
+FLEX_PAGE_SIZE = 128
+"""Of engine `flex` unless another is given: a block of FlexAttention."""
 
 
 class LM:
@@ -165,6 +167,8 @@ class LM:
 
         check_int("pool_slots", pool_slots, 2)
         check_int("page_size", page_size, 1)
+        if engine == "flex" and page_size == 1:
+            page_size = FLEX_PAGE_SIZE
         end_ids = _end_ids(model, tokenizer)
         made = make_engine(
             engine,

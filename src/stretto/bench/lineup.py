@@ -74,6 +74,11 @@ def chosen_kinds(names: Sequence[str]) -> list[Kind]:
     return [known[name] for name in names]
 
 
+def installed_kinds() -> list[Kind]:
+    """All that can be measured here."""
+    return [kind for kind in KINDS if kind.status == "measured"]
+
+
 def statuses(chosen: Sequence[Kind]) -> list[dict[str, Any]]:
     """Name, status and version of every known kind; of those chosen, what they were built for."""
     found = []

@@ -154,7 +154,7 @@ def summarise(
                     "to_bf16_low": None if to_half is None else math.exp(to_half[1]),
                     "to_bf16_high": None if to_half is None else math.exp(to_half[2]),
                     "agreement": own.agree.mean() / tokens,
-                    "kl": own.kl.mean() / tokens,
+                    "kl": max(0.0, own.kl.mean() / tokens),  # rounding can take it below
                     "weight_mb": weight_bytes[side] / 1e6,
                 }
             )

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 def bench_peers(
     *,
-    peers: Annotated[str, typer.Option(help="Runtimes to compare with.")] = (
-        "llama.cpp,transformers"
-    ),
+    peers: Annotated[str | None, typer.Option(help="Runtimes; those that are installed.")] = None,
     rows: Annotated[str, typer.Option(help="Numbers of sequences.")] = "1,4,8",
     context: Annotated[str, typer.Option(help="Lengths of the shared prompt.")] = "128",
     tokens: Annotated[int, typer.Option(help="Steps timed in a run.")] = 32,
@@ -44,10 +42,10 @@ def bench_peers(
     parts.check(tokens=tokens, fork_tokens=fork_tokens, pairs=pairs, threads=threads)
     parts.check(low=0, forks=forks)
     dtypes = parts.words("--dtype", dtype)
-    from stretto.bench.lineup import chosen_kinds, statuses
+    from stretto.bench.lineup import chosen_kinds, installed_kinds, statuses
     from stretto.bench.peers import Plan
 
-    kinds = chosen_kinds(parts.words("--peers", peers))
+    kinds = installed_kinds() if peers is None else chosen_kinds(parts.words("--peers", peers))
     plan = Plan(counts, contexts, tokens, pairs, forks, fork_tokens, seed)
     parts.prepare(out)
     from stretto.bench.machine import usable_cores

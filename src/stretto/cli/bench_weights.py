@@ -65,6 +65,7 @@ def _sides(model: str, window: int, seed: int, threads: int | None) -> list[tupl
     for side in SIDES:
         engine, dtype = side.split()
         place = Place.of(model, False, seed, dtype=dtype, engine=engine, threads=threads)
+        parts.progress(f"loading {side}")
         try:
             lms.append((side, place.lm()))
         except Unsupported as error:

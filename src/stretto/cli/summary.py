@@ -24,6 +24,7 @@ def summary_lines(
             f" ({completion.speedup.parallelism:.2f} a step)",
             f"{timing.total_s:.1f} s",
             f"{timing.tokens_per_s:.1f} tokens/s",
+            f"engine {completion.engine}",
             *_notes(completion, params),
         ]
     )

@@ -9,6 +9,7 @@ from stretto.errors import UnknownName, Unsupported
 
 if TYPE_CHECKING:
     from stretto.engines.base import Engine
+    from stretto.kernels.library import KernelsUnavailable
 
 AUTO = "auto"
 ENGINES = (AUTO, "hf", "packed", "fused", "flex")
@@ -34,19 +35,8 @@ def make_engine(
         _prepare_kernels()
     if name == AUTO:
         return _automatic(model, num_slots, weights, owned)
-    if name == "fused":
-        from stretto.engines.fused import FusedEngine
-
-        return FusedEngine(model, num_slots, weights=weights, consume=owned)
-    if name == "packed":
-        from stretto.engines.packed import PackedEngine
-
-        if not owned:
-            raise Unsupported(
-                "engine 'packed' replaces the model's layers; load the model by its path, or say "
-                "so yourself: wrap(pack_model(model), ...)"
-            )
-        return PackedEngine(model, num_slots, weights=weights)
+    if name in ("fused", "packed"):
+        return _on_kernels(name, model, num_slots, weights, owned)
     _check_plain(name, model, weights)
     if name == "flex":
         from stretto.engines.flex import FlexEngine
@@ -55,6 +45,29 @@ def make_engine(
     from stretto.engines.hf import HFEngine
 
     return HFEngine(model, num_slots)
+
+
+def _on_kernels(name: str, model: Any, num_slots: int, weights: str, owned: bool) -> Engine:
+    from stretto.engines.fused import FusedEngine
+    from stretto.engines.packed import PackedEngine
+    from stretto.kernels.library import KernelsUnavailable
+
+    if name == "packed" and not owned:
+        raise Unsupported(
+            "engine 'packed' replaces the model's layers; load the model by its path, or replace "
+            "them yourself by stretto.kernels.linear.pack_model(model), and wrap that with 'hf'"
+        )
+    try:
+        if name == "packed":
+            return PackedEngine(model, num_slots, weights=weights)
+        return FusedEngine(model, num_slots, weights=weights, consume=owned)
+    except KernelsUnavailable as error:
+        raise (_without_int8(error) if weights == "int8" else error) from error
+
+
+def _without_int8(error: KernelsUnavailable) -> KernelsUnavailable:
+    """The error with a way out that leads somewhere: no other engine has int8 weights."""
+    return type(error)(error.reason, "use dtype 'bfloat16'")
 
 
 def _suits_kernels(model: Any, weights: str) -> bool:
@@ -85,9 +98,9 @@ def _automatic(model: Any, num_slots: int, weights: str, owned: bool) -> Engine:
 
         try:
             check_weights(weights)
-        except KernelsUnavailable:
+        except KernelsUnavailable as error:
             if weights == "int8":
-                raise
+                raise _without_int8(error) from error
             return make_engine("hf", model, num_slots, weights=weights)
         try:
             check_supported(model)
@@ -101,7 +114,8 @@ def _automatic(model: Any, num_slots: int, weights: str, owned: bool) -> Engine:
 
 def _check_plain(name: str, model: Any, weights: str) -> None:
     if weights != str(model.dtype).removeprefix("torch."):
+        own = str(model.dtype).removeprefix("torch.")
         raise Unsupported(
-            f"engine {name!r} runs a model in its own dtype, {model.dtype}, not with {weights} "
-            "weights; use engine 'fused' or 'packed'"
+            f"engine {name!r} has no {weights} weights for a model in {own}; use engine 'fused' or "
+            f"'packed', or dtype {own!r}"
         )

@@ -17,7 +17,7 @@ from stretto.kernels.pack import BLOCK, INT8_ON_BFLOAT16, KINDS, CLinear, Packed
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 MAX_HEAD_DIM = 256
 HALF = BLOCK // 2
-WAY_OUT = "use engine 'hf'"
+WAY_OUT = "use engine 'auto' or 'hf'"
 KNOWN_CODE = ("torch.nn.modules.", "transformers.models.", "transformers.activations")
 """Modules from here compute what their weights and the config say."""
 

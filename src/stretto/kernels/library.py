@@ -115,6 +115,12 @@ def lacking() -> dict[str, tuple[str, ...]]:
     return {kind: names for kind, names in missing.items() if names}
 
 
+def by_name() -> str:
+    """The environment variable that takes features away, if it does, for messages."""
+    without = os.environ.get(WITHOUT, "")
+    return f" ({WITHOUT}={without})" if without else ""
+
+
 def cpu_features() -> frozenset[str]:
     """Features of this CPU, less those that `STRETTO_CPU_WITHOUT` takes away."""
     words = os.environ.get(WITHOUT, "").split(",")
@@ -150,9 +156,8 @@ def _load(switch: str, without: str, report: Report | None) -> Kernels:
     weights = supported_weights()
     if not weights:
         names = ", ".join(lacking()["float32"])
-        by_name = f" ({WITHOUT}={without})" if without else ""
         raise KernelsUnavailable(
-            f"this CPU has no {names}, which the CPU kernels need{by_name}", WAY_OUT
+            f"this CPU has no {names}, which the CPU kernels need{by_name()}", WAY_OUT
         )
     packaged = Path(__file__).with_name(LIBRARY)
     if _why_not(packaged) is None:

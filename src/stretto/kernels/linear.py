@@ -119,6 +119,6 @@ def check_weights(weights: str) -> None:
     if weights not in kernels.weights:
         lacking = [f for f in library.NEEDED[weights] if f not in library.cpu_features()]
         raise library.KernelsUnavailable(
-            f"{weights} weights need {', '.join(lacking)}, which this CPU lacks",
+            f"{weights} weights need {', '.join(lacking)}, which this CPU lacks{library.by_name()}",
             f"use weights that it can run ({', '.join(kernels.weights)}), or engine 'hf'",
         )
