@@ -87,3 +87,18 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run["settings"]["texts"] == "texts.txt"
     assert len((out / "windows.jsonl").read_text().splitlines()) == 3 * len(rows)
     assert main([*command, "--field", "x"]) == 2
+
+
+def test_lines_as_json_has_them(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_bytes('\ufeff{"a": "x\u2028y"}\n'.encode())
+    assert weights.read_texts(path, "a") == ["x\u2028y"]
+    path.write_text("[" * 100_000)
+    with pytest.raises(InvalidInput, match="line 1"):
+        weights.read_texts(path, "a")
+
+
+def test_a_negative_seed_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "weights", "--texts", "x", "--seed", "-1"]) == 2
+    assert main(["bench", "step", "--seed", "-1"]) == 2
+    assert "--seed" in capsys.readouterr().err

@@ -416,6 +416,38 @@ def test_what_computes_in_its_own_way_is_refused() -> None:
         FusedEngine(model, 64)
 
 
+def pruned(model: Any) -> None:
+    model.model.layers = model.model.layers[:1]
+
+
+def wider_head(model: Any) -> None:
+    model.lm_head = torch.nn.Linear(32, 5000, bias=False)
+
+
+def wider_config(model: Any) -> None:
+    model.config.intermediate_size = 128
+
+
+def lopsided_bias(model: Any) -> None:
+    model.model.layers[1].self_attn.k_proj = torch.nn.Linear(32, 32, bias=True)
+
+
+@pytest.mark.parametrize("change", [pruned, wider_head, wider_config, lopsided_bias])
+def test_weights_that_the_config_does_not_describe_are_refused(change: Any) -> None:
+    import copy
+
+    model = copy.deepcopy(model_of())
+    change(model)
+    with pytest.raises(Unsupported):
+        FusedEngine(model, 64)
+
+
+@pytest.mark.parametrize("slots", [-5, 0, 1])
+def test_a_pool_too_small_for_the_canary_is_refused(slots: int) -> None:
+    with pytest.raises(InvalidInput, match="num_slots"):
+        FusedEngine(model_of(), slots)
+
+
 @pytest.mark.parametrize("token", [-1, 96, 10**9])
 def test_a_token_that_the_model_does_not_have_is_refused(token: int) -> None:
     request = make_request(1, PlainSession())

@@ -136,6 +136,34 @@ def test_rows_that_do_not_fit_are_refused(x: torch.Tensor, word: str) -> None:
         torch.ops.stretto.linear(x, p.packed.data, p.packed.bias, weights="float32", outputs=40)
 
 
+def test_an_operator_call_that_would_leave_its_memory_is_refused() -> None:
+    p = PackedLinear(linear(40, 64, torch.float32), "float32").packed
+    x = torch.randn(2, 64)
+    half = p.data.to(torch.bfloat16)
+    for data, bias, outputs in (
+        (p.data, p.bias, 10**7),
+        (half, p.bias, 40),
+        (p.data[:, ::2], p.bias, 40),
+        (p.data, torch.zeros(8), 40),
+    ):
+        with pytest.raises(ValueError, match=r"Packed.pack|inputs"):
+            torch.ops.stretto.linear(x, data, bias, weights="float32", outputs=outputs)
+    with pytest.raises(ValueError, match="meta"):
+        PackedLinear(linear(40, 64, torch.float32), "float32")(torch.zeros(2, 64, device="meta"))
+
+
+def test_a_copy_holds_its_own_weights_alone() -> None:
+    import pickle
+
+    model = pack_model(copy.deepcopy(tiny_model("llama")), "float32")
+    layer = model.model.layers[0].mlp.up_proj
+    assert len(pickle.dumps(layer)) < 4 * layer.packed.num_bytes
+    x = torch.randn(3, 32)
+    again = copy.deepcopy(layer)
+    assert torch.equal(again(x), layer(x))
+    assert again.packed.data.untyped_storage().nbytes() < 2 * layer.packed.num_bytes
+
+
 def test_rows_that_are_not_contiguous() -> None:
     packed = PackedLinear(linear(40, 64, torch.float32), "float32")
     x = torch.randn(64, 6).T

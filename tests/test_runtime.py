@@ -29,7 +29,7 @@ from tiny_lms import tiny_lm
 from stretto import SamplingParams
 from stretto.bench.program import ForkProgram, drawn_tokens
 from stretto.dialects.plain import PlainSession
-from stretto.effects import Cut, Fork, Move, Place
+from stretto.effects import Cut, Fork, Join, Move, Place, Wait
 from stretto.engines.hf import HFEngine
 from stretto.errors import PromptTooLong
 from stretto.lm import LM
@@ -316,6 +316,32 @@ def test_the_budget_is_charged_in_thread_order_and_hit_exactly(pasta: LM, budget
     assert done.finish_reason == "length"
     assert {t.finish_reason for t in done.threads} == {"length"}
     pasta.scheduler.check_integrity()
+
+
+class Nested(RandomSession):
+    """Main forks a child and waits for it, which forks one of its own and waits for that."""
+
+    def feed(self, recorder: Any, thread: Any, token: int) -> list[Move]:
+        if thread.num_drawn != 1 or thread.name.count(".") == 2:
+            return [Place(token)]
+        child = f"{thread.name}.1"
+        fork = Fork(child, (1,), resume=thread.next_position + 5)
+        return [Place(token), fork, Wait((child,)), Join((child,))]
+
+
+@pytest.mark.parametrize("steps", [3, 6])
+def test_waits_within_waits_end_with_their_request(steps: int) -> None:
+    scheduler = scheduler_for(StubEngine(vocab_size=96), 128)
+    doomed, other = make_request(1, Nested(1)), make_request(2, PlainSession())
+    for request in (doomed, other):
+        scheduler.submit(request)
+    for _ in range(steps):
+        scheduler.step()
+    scheduler.cancel(doomed)
+    scheduler.check_integrity()
+    assert doomed.finish_reason == "cancelled"
+    assert not any(t.is_open for t in doomed.recorder.threads.values())
+    assert not other.is_done
 
 
 def test_cancelling_frees_slots_at_once_and_leaves_the_others_alone(pasta: LM) -> None:

@@ -59,18 +59,18 @@ def read_texts(path: Path, field: str | None) -> list[str]:
     Raises `InvalidInput` for what cannot be read.
     """
     try:
-        content = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"cannot read {path}: {error}; name a UTF-8 file") from None
     if field is None:
         return [content]
     texts = []
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
         try:
             text = json.loads(line)[field]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             text = None
         if not isinstance(text, str):
             raise InvalidInput(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stretto.lm import LM
 
 Pairs = Annotated[int, typer.Option(help="Interleaved pairs after the warm-up; few say little.")]
-Seed = Annotated[int, typer.Option(help="Of the tokens, random weights, and the bootstrap.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the tokens, random weights, and the bootstrap.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Write raw pairs, summary, plot, run.json here.")
@@ -167,7 +167,15 @@ def save(
 ) -> None:  # fmt: skip
     from stretto.bench import report
 
-    report.save(out, rows, records, figure, run, raw=raw, **tables)
+    try:
+        report.save(out, rows, records, figure, run, raw=raw, **tables)
+    except OSError as error:
+        from stretto.errors import InvalidInput
+
+        raise InvalidInput(
+            f"cannot write to --out {str(out)!r} ({error.strerror}); make room there, or name "
+            "another folder"
+        ) from error
     progress(f"wrote {out}")
 
 

@@ -27,7 +27,7 @@ def bench_weights(
     limit: Annotated[int, typer.Option(help="Most windows.")] = 64,
     model: options.Model = DEFAULT_MODEL,
     threads: options.Threads = None,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:

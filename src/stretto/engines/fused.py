@@ -23,6 +23,7 @@ from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
 from stretto.kernels import library
 from stretto.kernels.linear import check_weights
 from stretto.kernels.memory import zeros
+from stretto.params import check_int
 from stretto.runtime.views import ListCursor, Run
 
 
@@ -43,6 +44,7 @@ class FusedEngine:
         self, model: Any, num_slots: int, *, weights: str | None = None, consume: bool = False
     ) -> None:
         config = model.config
+        check_int("num_slots", num_slots, 2)
         check_supported(model)
         own = str(model.dtype).removeprefix("torch.")
         self.weights = own if weights is None else weights
@@ -93,15 +95,13 @@ class FusedEngine:
             views[at : at + n, 1] = before + n if is_block else np.arange(before, before + n) + 1
             at += n
             keep += range(at - run.num_logits, at)
-        logits = self._pass(
-            tokens,
-            np.array([p for run in runs for p in run.positions], dtype=np.int64),
-            np.array([s for run in runs for s in run.slots], dtype=np.int64),
-            views,
-            np.array(keep, dtype=np.int64),
-        )
-        for cursor in cursors:
-            cursor.take_back()
+        positions = np.array([p for run in runs for p in run.positions], dtype=np.int64)
+        slots = np.array([s for run in runs for s in run.slots], dtype=np.int64)
+        try:
+            logits = self._pass(tokens, positions, slots, views, np.array(keep, dtype=np.int64))
+        finally:
+            for cursor in cursors:
+                cursor.take_back()
         return logits
 
     def copy_out(self, slots: list[int]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -234,6 +235,59 @@ def check_supported(model: Any) -> None:
     for what, is_refused in refused.items():
         if is_refused:
             raise Unsupported(f"engine 'fused' does not run models with {what}; {WAY_OUT}")
+    _check_shapes(model)
+
+
+def _check_shapes(model: Any) -> None:
+    """The kernels read as much as the config says: the weights must have it."""
+    config, base = model.config, model.base_model
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, head_dim(config)
+    q, kv = config.num_attention_heads * dim, config.num_key_value_heads * dim
+    if len(base.layers) != config.num_hidden_layers or len(base.layers) == 0:
+        raise Unsupported(
+            f"the model has {len(base.layers)} layers and its config says "
+            f"{config.num_hidden_layers}; set the config right"
+        )
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise Unsupported(
+            f"{config.num_attention_heads} heads are no multiple of the "
+            f"{config.num_key_value_heads} of keys and values; {WAY_OUT}"
+        )
+    table = base.embed_tokens.weight.shape
+    _check_shape("embed_tokens", table, (table[0], hidden))
+    head = model.get_output_embeddings().weight.shape
+    _check_shape("the output head", head, (min(head[0], table[0]), hidden))
+    _check_shape("norm", base.norm.weight.shape, (hidden,))
+    for number, layer in enumerate(base.layers):
+        attention, mlp = layer.self_attn, layer.mlp
+        expected = {
+            attention.q_proj: (q, hidden),
+            attention.k_proj: (kv, hidden),
+            attention.v_proj: (kv, hidden),
+            attention.o_proj: (hidden, q),
+            mlp.gate_proj: (inner, hidden),
+            mlp.up_proj: (inner, hidden),
+            mlp.down_proj: (hidden, inner),
+            layer.input_layernorm: (hidden,),
+            layer.post_attention_layernorm: (hidden,),
+        }
+        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        expected |= {norm: (dim,) for norm in norms if norm is not None}
+        for part, shape in expected.items():
+            _check_shape(f"a part of layer {number}", part.weight.shape, shape)
+        for group in (
+            (attention.q_proj, attention.k_proj, attention.v_proj),
+            (mlp.gate_proj, mlp.up_proj),
+        ):
+            if len({part.bias is None for part in group}) > 1:
+                raise Unsupported(f"in layer {number} some projections have a bias; {WAY_OUT}")
+
+
+def _check_shape(what: str, shape: Sequence[int], expected: Sequence[int]) -> None:
+    if tuple(shape) != tuple(expected):
+        raise Unsupported(
+            f"{what} has shape {tuple(shape)}, the config says {tuple(expected)}; {WAY_OUT}"
+        )
 
 
 def first_unknown(model: Any) -> str | None:

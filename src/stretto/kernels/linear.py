@@ -29,12 +29,14 @@ def packed_linear(
 
 def multiply(x: Tensor, layer: Packed) -> Tensor:
     """What the operator computes. Raises `ValueError` for an `x` that the weights do not fit."""
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"rows are {x.dtype} on {x.device}; the kernels take float32 and bfloat16")
+    if not layer.is_whole:
+        raise ValueError("the weights are not what `Packed.pack` makes")
     if x.shape[-1] != layer.in_features or layer.padded_inputs != padded(x.shape[-1]):
         raise ValueError(f"rows of {x.shape[-1]} inputs, the layer takes {layer.in_features}")
-    if x.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"rows are {x.dtype}; the kernels take float32 and bfloat16")
     kernels = library.handle()
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    rows = x.resolve_neg().reshape(-1, x.shape[-1]).contiguous()
     num_rows, threads = rows.shape[0], torch.get_num_threads()
     y = x.new_empty(num_rows, layer.out_features)
     need = kernels.stretto_linear_bytes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
@@ -70,8 +70,11 @@ class Packed:
             typed = full.to(getattr(torch, weights))
             blocks = typed.view(-1, BLOCK, full.shape[1] // together, together)
             laid_out = blocks.permute(0, 2, 1, 3)
-        data = (arena or Arena()).copy_of(laid_out).flatten(1)
-        return cls(weights, data, wide, inputs, outputs)
+        if arena is not None:
+            data = arena.copy_of(laid_out)
+        else:
+            data = laid_out.clone(memory_format=torch.contiguous_format)
+        return cls(weights, data.flatten(1), wide, inputs, outputs)
 
     def unpack(self) -> Float[Tensor, "outputs inputs"]:
         """The weights as they are multiplied with, in float32 (bfloat16 if packed so)."""
@@ -97,6 +100,26 @@ class Packed:
         """Inputs that `data` has room for."""
         per_block = self.data.shape[1]
         return per_block // GROUP_BYTES * GROUP if self.weights == "int8" else per_block // BLOCK
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the kernels can read it without leaving its memory."""
+        dtype = torch.uint8 if self.weights == "int8" else getattr(torch, self.weights)
+        rows = len(self.data) * BLOCK
+        bias = self.bias
+        return bool(
+            self.data.dtype == dtype
+            and self.data.device.type == "cpu"
+            and self.data.is_contiguous()
+            and 0 <= self.out_features <= rows
+            and (bias is None or (bias.dtype == torch.float32 and bias.is_contiguous()))
+            and (bias is None or bias.numel() >= rows)
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied without the rest of the arena that the weights lie in."""
+        parts = (self.weights, self.data.clone(), self.bias, self.in_features, self.out_features)
+        return type(self), parts
 
     def struct(self) -> CLinear:
         """For the kernels; valid while `self` lives."""

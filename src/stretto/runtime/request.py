@@ -277,7 +277,8 @@ class Request:
     def _cut_off(self, reason: str) -> None:
         """Ends all open threads. A drawn token that a wait has held back is still placed."""
         lanes = [lane for lane in self._lanes.values() if lane.thread.is_open]
-        for lane in sorted(lanes, key=lambda lane: bool(lane.moves)):
+        waiting = [lane for lane in lanes if lane.moves]  # a child, which is younger, ends first
+        for lane in [*(lane for lane in lanes if not lane.moves), *reversed(waiting)]:
             held = [move for move in lane.moves if isinstance(move, Join | Place)]
             lane.moves.clear()
             for late in held:
