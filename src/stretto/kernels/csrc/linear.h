@@ -61,9 +61,11 @@ struct Float32 {
 
   template <int R>
   static void block(const Linear& w, int64_t block, const Rows& x, int64_t row,
-                    __m512 (&sum)[R][2]) {
+                    __m512 (&out)[R][2]) {
+    __m512 sum[R][2];  // not `out`: the compiler would store it in every turn
     const float* weight = static_cast<const float*>(w.weight) + block * x.stride * kBlock;
     const float* from = x.values + row * x.stride;
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
     for (int64_t i = 0; i < x.stride; ++i, weight += kBlock) {
       fetch_ahead(weight);
@@ -74,6 +76,11 @@ struct Float32 {
         sum[r][0] = _mm512_fmadd_ps(w0, v, sum[r][0]);
         sum[r][1] = _mm512_fmadd_ps(w1, v, sum[r][1]);
       }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      out[r][0] = sum[r][0];
+      out[r][1] = sum[r][1];
     }
   }
 };
@@ -102,9 +109,11 @@ struct Bfloat16 {
 
   template <int R>
   static void block(const Linear& w, int64_t block, const Rows& x, int64_t row,
-                    __m512 (&sum)[R][2]) {
+                    __m512 (&out)[R][2]) {
+    __m512 sum[R][2];  // not `out`: the compiler would store it in every turn
     const bf16* weight = static_cast<const bf16*>(w.weight) + block * x.stride * kBlock;
     const bf16* from = x.values + row * x.stride;
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
     for (int64_t i = 0; i < x.stride; i += 2, weight += 2 * kBlock) {
       fetch_ahead(weight);
@@ -118,6 +127,11 @@ struct Bfloat16 {
         sum[r][0] = _mm512_dpbf16_ps(sum[r][0], w0, v);
         sum[r][1] = _mm512_dpbf16_ps(sum[r][1], w1, v);
       }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      out[r][0] = sum[r][0];
+      out[r][1] = sum[r][1];
     }
   }
 };
@@ -176,9 +190,11 @@ struct Int8 {
 
   template <int R>
   static void block(const Linear& w, int64_t block, const Rows& x, int64_t row,
-                    __m512 (&sum)[R][2]) {
+                    __m512 (&out)[R][2]) {
+    __m512 sum[R][2];  // not `out`: the compiler would store it in every turn
     const char* weight = static_cast<const char*>(w.weight) + block * x.groups * kGroupBytes;
     const int8_t* from = x.values + row * x.stride;
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
     for (int64_t g = 0; g < x.groups; ++g, from += kGroup) {
       const bf16* scales = reinterpret_cast<const bf16*>(weight);
@@ -186,6 +202,7 @@ struct Int8 {
       _mm_prefetch(weight + kAhead, _MM_HINT_T0);
       weight += 2 * kBlock;
       __m512i part[R][2];
+#pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         part[r][0] = part[r][1] = _mm512_set1_epi32(x.start[(row + r) * x.groups + g]);
       }
@@ -202,6 +219,7 @@ struct Int8 {
           part[r][1] = _mm512_dpbusd_epi32(part[r][1], w1, v);
         }
       }
+#pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         const __m512 s = _mm512_set1_ps(x.scale[(row + r) * x.groups + g]);
         sum[r][0] =
@@ -209,6 +227,11 @@ struct Int8 {
         sum[r][1] =
             _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[r][1]), _mm512_mul_ps(s, s1), sum[r][1]);
       }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      out[r][0] = sum[r][0];
+      out[r][1] = sum[r][1];
     }
   }
 };
@@ -227,11 +250,13 @@ void rows_of_block(const Linear& w, int64_t block, const typename K::Rows& x, in
   if (w.bias != nullptr) {
     const __m512 b0 = _mm512_loadu_ps(w.bias + block * kBlock);
     const __m512 b1 = _mm512_loadu_ps(w.bias + block * kBlock + kLanes);
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       sum[r][0] = _mm512_add_ps(sum[r][0], b0);
       sum[r][1] = _mm512_add_ps(sum[r][1], b1);
     }
   }
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) done(row + r, block, sum[r][0], sum[r][1]);
 }
 
