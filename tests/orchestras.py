@@ -171,3 +171,16 @@ def largest_gap(model: object, request: Request, recording: Recording) -> float:
 
 def scheduler_for(engine: object, num_pages: int, page_size: int = 1, **kw: object) -> Scheduler:
     return Scheduler(engine, Pool(num_pages, page_size, kw.pop("order", None)), **kw)
+
+
+def gap_of_a_missed_change(model: object, engine: object, num_slots: int) -> float:
+    """`largest_gap` where views never learn that a segment is hidden: it must be noticed."""
+    recording = Recording(engine)
+    session = RandomSession(3, rates={"fork": 0.5, "join": 0.5, "evict": 0.5, "cut": 0.2})
+    request = make_request(3, session)
+    scheduler = scheduler_for(recording, num_slots)
+    scheduler.submit(request)
+    while scheduler.step():
+        for thread in request.recorder.threads.values():
+            thread.changes = [c if c[0] != "hide" else ("see", c[1]) for c in thread.changes]
+    return largest_gap(model, request, recording)

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stretto.engines.hf import head_dim
 from stretto.errors import Unsupported
 from stretto.models import cache
 from stretto.models.gguf import PARTS, WHOLE
@@ -105,8 +106,6 @@ def check_writable(config: Any) -> None:
 def _add_metadata(writer: Any, config: Any, precision: str) -> None:
     import gguf
 
-    head_dim = getattr(config, "head_dim", None)
-    head_dim = head_dim or config.hidden_size // config.num_attention_heads
     writer.add_name("weights for a comparison")
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{precision}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -116,9 +115,9 @@ def _add_metadata(writer: Any, config: Any, precision: str) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
+    writer.add_key_length(head_dim(config))
+    writer.add_value_length(head_dim(config))
+    writer.add_rope_dimension_count(head_dim(config))
     writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
     writer.add_layer_norm_rms_eps(float(config.rms_norm_eps))
     writer.add_vocab_size(config.vocab_size)

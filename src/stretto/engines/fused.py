@@ -17,8 +17,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stretto.engines.fused_layout import CHeads, CPass, Layout, check_supported, head_dim
-from stretto.engines.hf import DAMAGED
+from stretto.engines.fused_layout import CHeads, CPass, Layout, check_supported
+from stretto.engines.hf import DAMAGED, head_dim, pool_too_large
 from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
 from stretto.kernels import library
 from stretto.kernels.linear import check_weights
@@ -171,11 +171,7 @@ class FusedEngine:
         try:
             return zeros(shape, dtype), zeros(shape, dtype)
         except MemoryError as error:
-            size = 2 * shape[0] * shape[1] * shape[2] * shape[3] * dtype.itemsize
-            raise InvalidInput(
-                f"a pool of {num_slots} slots takes {size / 2**30:.1f} GiB of KV, which do not "
-                "fit; ask for fewer pool slots"
-            ) from error
+            raise pool_too_large(config, num_slots, dtype, self.device) from error
 
 
 def check_canary(engine: FusedEngine) -> None:

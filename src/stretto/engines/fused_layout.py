@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.engines.hf import REFUSED_ROPE_TYPES, sliding_window
+from stretto.engines.hf import REFUSED_ROPE_TYPES, head_dim, sliding_window
 from stretto.errors import InvalidInput, Unsupported
 from stretto.kernels import library
 from stretto.kernels.memory import Arena
@@ -194,11 +194,6 @@ class Layout:
         kept = values.detach().clone(memory_format=torch.contiguous_format)
         self._kept.append(kept)
         return kept.data_ptr()
-
-
-def head_dim(config: Any) -> int:
-    own = getattr(config, "head_dim", None)
-    return int(own or config.hidden_size // config.num_attention_heads)
 
 
 def check_supported(model: Any) -> None:

@@ -55,21 +55,13 @@ class PoolCache(Cache):  # type: ignore[misc]  # transformers is untyped
 
     def __init__(self, config: Any, num_slots: int, dtype: torch.dtype, device: Any) -> None:
         super().__init__(layers=[])
-        heads = config.num_key_value_heads
-        head_dim = getattr(config, "head_dim", None)
-        if head_dim is None:
-            head_dim = config.hidden_size // config.num_attention_heads
-        shape = (1, heads, num_slots, head_dim)
+        shape = (1, config.num_key_value_heads, num_slots, head_dim(config))
         count = range(config.num_hidden_layers)
         try:
             self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in count]
             self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in count]
         except (RuntimeError, TypeError) as error:  # TypeError: a size beyond 64 bits
-            size = 2 * len(count) * heads * num_slots * head_dim * dtype.itemsize
-            raise InvalidInput(
-                f"a pool of {num_slots} slots takes {size / 2**30:.1f} GiB of KV, which do not fit "
-                f"on {device}; ask for fewer pool slots"
-            ) from error
+            raise pool_too_large(config, num_slots, dtype, device) from error
         self.slots = torch.zeros(0, dtype=torch.long, device=device)
         self.width = 0
 
@@ -94,6 +86,21 @@ class PoolCache(Cache):  # type: ignore[misc]  # transformers is untyped
         for layer, (keys, values) in enumerate(kept):
             self.keys[layer].index_copy_(2, slots, keys)
             self.values[layer].index_copy_(2, slots, values)
+
+
+def head_dim(config: Any) -> int:
+    """Numbers in one head's key."""
+    own = getattr(config, "head_dim", None)
+    return int(config.hidden_size // config.num_attention_heads if own is None else own)
+
+
+def pool_too_large(config: Any, num_slots: int, dtype: torch.dtype, device: Any) -> InvalidInput:
+    per_slot = config.num_hidden_layers * config.num_key_value_heads * head_dim(config)
+    size = 2 * num_slots * per_slot * dtype.itemsize
+    return InvalidInput(
+        f"a pool of {num_slots} slots takes {size / 2**30:.1f} GiB of KV, which do not fit on "
+        f"{device}; ask for fewer pool slots"
+    )
 
 
 class HFEngine:
