@@ -1,7 +1,6 @@
 """Memory for weights and for keys and values, in huge pages where the system gives them.
 
-A pass reads hundreds of megabytes; in pages of 4 KiB a core is as busy translating addresses as
-with reading.
+A pass reads hundreds of megabytes; in pages of 4 KiB each takes an address translation of its own.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -95,13 +96,13 @@ class Packed:
         parts = (self.data, self.bias)
         return sum(t.numel() * t.element_size() for t in parts if t is not None)
 
-    @property
+    @cached_property
     def padded_inputs(self) -> int:
         """Inputs that `data` has room for."""
         per_block = self.data.shape[1]
         return per_block // GROUP_BYTES * GROUP if self.weights == "int8" else per_block // BLOCK
 
-    @property
+    @cached_property  # asked for in every call
     def is_whole(self) -> bool:
         """Whether the kernels can read it without leaving its memory."""
         dtype = torch.uint8 if self.weights == "int8" else getattr(torch, self.weights)
