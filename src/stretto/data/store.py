@@ -1,0 +1,86 @@
+"""Append-only files of keyed rows: what was paid for once is never lost and never done again."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Self
+
+from filelock import FileLock, Timeout
+
+from stretto.data.rows import R, read_rows
+from stretto.errors import InvalidInput
+
+
+class Store(Generic[R]):
+    """Rows of one kind in a JSONL file, in the order they came, one of a key.
+
+    A row is on disk, whole, when `add` returns. A torn last line, left by a kill, is cut off when
+    the file is opened. One process at a time: a second one raises `InvalidInput`.
+    """
+
+    def __init__(self, path: Path, kind: type[R]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._lock = FileLock(f"{path}.lock")
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise InvalidInput(
+                f"{path} is being written by another process; wait for it or name another file"
+            ) from None
+        try:
+            _cut_torn_line(path)
+            rows = read_rows(path, kind) if path.exists() else []
+            self.rows = {row.key: row for row in rows}
+            self._file = path.open("ab")
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def add(self, row: R) -> None:
+        """Appends a row. Raises `InvalidInput` for a key that is there already."""
+        if row.key in self.rows:
+            raise InvalidInput(f"{self.path} has a row {row.key} already")
+        self._file.write(line_of(row.model_dump(exclude_none=True)))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.rows[row.key] = row
+
+    def close(self) -> None:
+        self._file.close()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def line_of(value: Any) -> bytes:
+    """A line of a JSONL file."""
+    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        data = file.read()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            file.truncate(whole)
