@@ -1,0 +1,94 @@
+"""What an annotator is: it puts annotations into a response and leaves its text as it was.
+
+One interface for a teacher behind an API, for rules, and for measurements with a model.
+`get_annotator` finds one by name and imports no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from stretto.errors import StrettoError, UnknownName
+
+ANNOTATORS = ("teacher", "structure", "likelihood")
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """An annotated response in dialect pasta's text form; equal to the response where nothing may
+    be promised. `details`: what was measured or told, any JSON, kept with the row."""
+
+    text: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """This response cannot be annotated, and asking again would not change that.
+
+    `text`: what the annotator wrote instead, if anything.
+    """
+
+    reasons: list[str]
+    text: str | None = None
+
+
+class Unanswered(StrettoError):
+    """No verdict on this one response now (no connection, no time): a later run asks again."""
+
+
+class Exhausted(StrettoError):
+    """The annotator can do no more in this run, such as when its money is spent. Not a failure of
+    the row at hand: what is left is done by a later run."""
+
+    exit_code = 3
+
+
+class Annotator(Protocol):
+    """Annotates one response at a time.
+
+    The runner holds every annotation to the rules of `stretto data check` and makes a reject of
+    one that breaks them, so an annotator need not check its own. If it has a `concurrency` above
+    1, `annotate` is called from as many Python threads at once; a `close` is called in the end.
+    """
+
+    @property
+    def name(self) -> str:
+        """Written into each row; names the method, not its settings."""
+        ...
+
+    def annotate(self, prompt: str, response: str) -> Annotation | Refusal:
+        """Raises `Unanswered` or `Exhausted`; any other exception ends the run."""
+        ...
+
+
+def get_annotator(name: str, settings: Mapping[str, Any]) -> Annotator:
+    """The annotator `name`, made with its own settings as keywords. Raises `UnknownName`."""
+    makers: Mapping[str, Callable[[], Callable[..., Annotator]]] = {
+        "teacher": _teacher,
+        "structure": _structure,
+        "likelihood": _likelihood,
+    }
+    if name not in makers:
+        raise UnknownName("annotator", name, list(ANNOTATORS))
+    return makers[name]()(**settings)
+
+
+def _teacher() -> Callable[..., Annotator]:
+    from stretto.data.teacher import Teacher
+
+    return Teacher
+
+
+def _structure() -> Callable[..., Annotator]:
+    from stretto.data.structure import Structure
+
+    return Structure
+
+
+def _likelihood() -> Callable[..., Annotator]:
+    from stretto.data.likelihood import likelihood_annotator
+
+    return likelihood_annotator
