@@ -22,7 +22,7 @@ RESPONSE_FIELDS = ("response", "answer", "output", "solution")
 
 def prompt_id(prompt: str) -> str:
     """The name of a prompt: the first 16 hex digits of its SHA-256."""
-    return hashlib.sha256(prompt.encode()).hexdigest()[:16]
+    return hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class Row(BaseModel):
@@ -100,13 +100,17 @@ class Reject(Row):
 
 
 class Source(BaseModel):
-    """A prompt, maybe with a response, from a user's file. Other fields of the line are ignored."""
+    """A prompt, maybe with a response, from a user's file.
+
+    `fields`: what the line has of the other fields that were asked for; the rest is ignored.
+    """
 
     model_config = ConfigDict(frozen=True)
     prompt: str
     response: str | None = None
     name: str
     """Where it stands: FILE:LINE, for messages."""
+    fields: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def prompt_id(self) -> str:
@@ -157,6 +161,7 @@ def read_sources(
     *,
     prompt_field: str | None = None,
     response_field: str | None = None,
+    keep_fields: Sequence[str] = (),
 ) -> list[Source]:
     """Prompts (and responses) of users' JSONL files, in order, repeated prompts included.
 
@@ -174,7 +179,8 @@ def read_sources(
             response = _field(value, response_field, RESPONSE_FIELDS)
             if response is None and response_field is not None:
                 raise InvalidInput(f"{name} has no text in field {response_field}")
-            sources.append(Source(prompt=prompt, response=response, name=name))
+            fields = {field: value[field] for field in keep_fields if field in value}
+            sources.append(Source(prompt=prompt, response=response, name=name, fields=fields))
     return sources
 
 

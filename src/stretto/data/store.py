@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Generic, Self
 from filelock import FileLock, Timeout
 
 from stretto.data.rows import R, read_rows
-from stretto.errors import InvalidInput
+from stretto.errors import InvalidInput, StrettoError
 
 
 class Store(Generic[R]):
@@ -35,7 +36,7 @@ class Store(Generic[R]):
             _cut_torn_line(path)
             rows = read_rows(path, kind) if path.exists() else []
             self.rows = {row.key: row for row in rows}
-            self._file = path.open("ab")
+            self._file = path.open("ab", buffering=0)
         except BaseException:
             self._lock.release()
             raise
@@ -47,12 +48,22 @@ class Store(Generic[R]):
         return len(self.rows)
 
     def add(self, row: R) -> None:
-        """Appends a row. Raises `InvalidInput` for a key that is there already."""
+        """Appends a row, or leaves the file as it was and raises: `InvalidInput` for a key that is
+        there already, `StrettoError` where the disk takes no more."""
         if row.key in self.rows:
             raise InvalidInput(f"{self.path} has a row {row.key} already")
-        self._file.write(line_of(row.model_dump(exclude_none=True)))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        line = line_of(row.model_dump(exclude_none=True))
+        number = self._file.fileno()
+        size = os.fstat(number).st_size
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(number)
+        except OSError as error:
+            os.ftruncate(number, size)
+            raise StrettoError(
+                f"cannot write to {self.path}: {error.strerror}; make room there and run it again"
+            ) from None
         self.rows[row.key] = row
 
     def close(self) -> None:
@@ -72,8 +83,8 @@ class Store(Generic[R]):
 
 
 def line_of(value: Any) -> bytes:
-    """A line of a JSONL file."""
-    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
+    """A line of a JSONL file; lone surrogates stay escaped."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -1,0 +1,17 @@
+"""`stretto data`: answers, annotations, and what is wrong with them."""
+
+from __future__ import annotations
+
+import typer
+
+from stretto.cli.data_sample import sample
+
+app = typer.Typer(no_args_is_help=True, help="Make and check data for training.")
+
+
+@app.callback()
+def data() -> None:
+    """Make and check data for training."""
+
+
+app.command()(sample)

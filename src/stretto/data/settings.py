@@ -1,0 +1,64 @@
+"""What an output was made with: kept beside it, so that a resumed run cannot mix two ways."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import InvalidInput
+from stretto.files import parse_json, write_atomically
+
+NUM_BLOCKS = 64
+BLOCK_BYTES = 1 << 16
+"""Of each file of a model so many evenly spaced blocks are hashed: a file that was trained
+differs in nearly all of them."""
+
+
+def hold_to(
+    path: Path, settings: dict[str, Any], what: str, notes: dict[str, Any] | None = None
+) -> None:
+    """Writes `settings`, plain JSON values, to `path`, or checks that they are those in it.
+
+    `notes` are written beside them, for people, and never checked. Raises `InvalidInput`, naming
+    the first setting that differs, if `what` was begun otherwise.
+    """
+    wanted = json.loads(json.dumps(settings))
+    try:
+        known = parse_json(path.read_bytes())
+    except FileNotFoundError:
+        content = {"settings": wanted, "notes": notes or {}}
+        write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+        return
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{path} is unreadable: {error}; remove it or name another") from None
+    known = known.get("settings") if isinstance(known, dict) else None
+    if not isinstance(known, dict):
+        raise InvalidInput(f"{path} holds no settings; remove it or name another")
+    for name in dict.fromkeys((*wanted, *known)):
+        if wanted.get(name) != known.get(name):
+            raise InvalidInput(
+                f"{what} was begun with {name} {_shown(known.get(name))}, not "
+                f"{_shown(wanted.get(name))}; name another or use the same setting"
+            )
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def fingerprint(folder: Path) -> str:
+    """16 hex digits that tell a model's folder from another: of the names, sizes and contents of
+    its files, of large files a sample of blocks."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.iterdir() if p.is_file() and p.name[0] != "."):
+        size = path.stat().st_size
+        digest.update(f"{path.name}/{size}/".encode())
+        with path.open("rb") as file:
+            step = max(BLOCK_BYTES, size // NUM_BLOCKS)
+            for at in range(0, size, step):
+                file.seek(at)
+                digest.update(file.read(BLOCK_BYTES))
+    return digest.hexdigest()[:16]
