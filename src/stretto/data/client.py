@@ -1,0 +1,214 @@
+"""A client of any OpenAI-wire endpoint: retries, a ledger of tokens and money, a spending cap.
+
+Shared by whoever pays for replies: annotating teachers and judges. Keeping replies is the caller's.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stretto.data.annotators import Exhausted, Unanswered
+from stretto.errors import InvalidInput
+
+Message = Mapping[str, str]
+"""`role` and `content`."""
+
+FIRST_WAIT_S = 1.0
+MAX_WAIT_S = 60.0
+MAX_RETRY_AFTER_S = 600.0
+CHARS_PER_TOKEN = 2
+"""For a bound on a prompt's tokens before the endpoint counts them: texts have more."""
+
+RETRIED = frozenset({408, 409, 425, 429})
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where and how to ask. `url`: up to its /v1, None for OpenAI's own. Prices are in dollars for
+    a million tokens; `max_cost` needs them. Raises `InvalidInput` for values that do not fit."""
+
+    model: str
+    url: str | None = None
+    api_key_env: str = "OPENAI_API_KEY"
+    timeout_s: float = 120.0
+    max_attempts: int = 6
+    max_tokens: int = 2048
+    price_in: float | None = None
+    price_out: float | None = None
+    max_cost: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_cost is not None and (self.price_in is None or self.price_out is None):
+            raise InvalidInput(
+                "a spending cap needs the prices of a million tokens in and out; give both"
+            )
+        if self.max_attempts < 1:
+            raise InvalidInput(f"attempts must be at least 1, got {self.max_attempts}")
+        if not self.timeout_s > 0:
+            raise InvalidInput(f"the timeout must be above 0 s, got {self.timeout_s}")
+
+    def cost(self, tokens_in: int, tokens_out: int) -> float:
+        """Dollars; 0 where there are no prices."""
+        return (tokens_in * (self.price_in or 0.0) + tokens_out * (self.price_out or 0.0)) / 1e6
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an endpoint said, and what it counted. `finish_reason` is its own word."""
+
+    text: str
+    tokens_in: int
+    tokens_out: int
+    cost: float
+    finish_reason: str | None = None
+
+
+@dataclass
+class Ledger:
+    """What was asked and paid in this run, and before it if that was added."""
+
+    requests: int = 0
+    retries: int = 0
+    failures: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cost: float = 0.0
+    _reserved: float = field(default=0.0, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("requests", "retries", "failures", "tokens_in", "tokens_out")
+        return {name: getattr(self, name) for name in names} | {"cost": round(self.cost, 6)}
+
+
+class Client:
+    """Asks an endpoint, from any number of threads. `sleep` waits; tests give their own."""
+
+    def __init__(self, endpoint: Endpoint, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        import openai
+
+        self.endpoint = endpoint
+        self.ledger = Ledger()
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        key = os.environ.get(endpoint.api_key_env)
+        if key is None and endpoint.url is None:
+            raise InvalidInput(
+                f"environment variable {endpoint.api_key_env} is not set; set it to your key"
+            )
+        self._openai = openai.OpenAI(
+            api_key=key or "none",
+            base_url=endpoint.url,
+            timeout=endpoint.timeout_s,
+            max_retries=0,
+        )
+
+    def ask(self, messages: Sequence[Message], **params: Any) -> Reply:
+        """One reply. `params` are the wire's own, such as `temperature`.
+
+        What may pass (no connection, a timeout, 408, 409, 425, 429, 5xx) is tried again up to
+        `max_attempts` times, after the endpoint's Retry-After or 1, 2, 4, ... seconds; then
+        `Unanswered`. `Exhausted`, before asking, where the worst case would pass `max_cost`.
+        `InvalidInput` for what will not pass, such as a wrong key.
+        """
+        reserve = self._reserve(messages)
+        try:
+            for attempt in range(self.endpoint.max_attempts):
+                wait_s = self._try_once(messages, params)
+                if isinstance(wait_s, Reply):
+                    return wait_s
+                if attempt + 1 < self.endpoint.max_attempts:
+                    with self._lock:
+                        self.ledger.retries += 1
+                    self._sleep(
+                        min(FIRST_WAIT_S * 2**attempt, MAX_WAIT_S) if wait_s is None else wait_s
+                    )
+        finally:
+            with self._lock:
+                self.ledger._reserved -= reserve
+        with self._lock:
+            self.ledger.failures += 1
+        raise Unanswered(
+            f"{self.endpoint.model} did not answer in {self.endpoint.max_attempts} attempts; "
+            "run it again later"
+        )
+
+    def close(self) -> None:
+        self._openai.close()
+
+    def _try_once(
+        self, messages: Sequence[Message], params: dict[str, Any]
+    ) -> Reply | float | None:
+        """A reply; or how long to wait before the next try, None where nothing says."""
+        import openai
+
+        try:
+            answer = self._openai.chat.completions.create(
+                model=self.endpoint.model,
+                messages=[dict(m) for m in messages],  # type: ignore[misc]
+                **{"max_tokens": self.endpoint.max_tokens} | params,
+            )
+        except openai.APIStatusError as error:
+            if error.status_code not in RETRIED and error.status_code < 500:
+                raise InvalidInput(
+                    f"{self.endpoint.model} refused with status {error.status_code}: "
+                    f"{_first_line(error)}; check model, address and key"
+                ) from None
+            return _retry_after(error.response.headers.get("retry-after"))
+        except (openai.APIConnectionError, openai.APIResponseValidationError, ValueError):
+            return None
+        return self._booked(answer)
+
+    def _booked(self, answer: Any) -> Reply | None:
+        """The reply in a response, its tokens in the ledger; None for a response without one."""
+        usage = getattr(answer, "usage", None)
+        tokens_in = int(getattr(usage, "prompt_tokens", 0) or 0)
+        tokens_out = int(getattr(usage, "completion_tokens", 0) or 0)
+        cost = self.endpoint.cost(tokens_in, tokens_out)
+        with self._lock:
+            self.ledger.requests += 1
+            self.ledger.tokens_in += tokens_in
+            self.ledger.tokens_out += tokens_out
+            self.ledger.cost += cost
+        choices = getattr(answer, "choices", None)
+        text = choices[0].message.content if choices else None
+        if not isinstance(text, str):
+            return None
+        return Reply(text, tokens_in, tokens_out, cost, choices[0].finish_reason)
+
+    def _reserve(self, messages: Sequence[Message]) -> float:
+        """Sets aside the most that one reply can cost. Raises `Exhausted`."""
+        most_in = sum(len(m["content"]) for m in messages) // CHARS_PER_TOKEN + 16
+        most = self.endpoint.cost(most_in, self.endpoint.max_tokens)
+        cap = self.endpoint.max_cost
+        with self._lock:
+            if cap is not None and self.ledger.cost + self.ledger._reserved + most > cap:
+                raise Exhausted(
+                    f"the next request could pass the cap of ${cap:g}: ${self.ledger.cost:.4f} "
+                    "are spent; raise the cap to go on"
+                )
+            self.ledger._reserved += most
+        return most
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds of a Retry-After header, in either of its forms; None if it has none."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (TypeError, ValueError):
+            return None
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER_S) if seconds == seconds else None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:200]

@@ -1,0 +1,1 @@
+"""Evaluation: tasks, runs that measure quality and speed together, comparisons and plots."""

@@ -1,0 +1,67 @@
+"""Which judge, by name. Imports no torch and no client: what a judge needs is loaded with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stretto.errors import InvalidInput, UnknownName
+from stretto.eval.judges.base import Judge
+
+JUDGES = ("likelihood", "llm", "exact")
+
+
+@dataclass(frozen=True)
+class JudgeSettings:
+    """What a judge is made of; None where its kind does not need it.
+
+    `model`: the reference model of `likelihood` (a name or folder; the embedded one if None), or
+    the name of an endpoint's model for `llm`. `url`: that endpoint, up to its /v1. `api_key_env`:
+    the environment variable with its key. `expected`: JSONL with the right answers, for `exact`.
+    `replies`: where `llm` keeps what it was told. Prices are of a million tokens, in dollars; the
+    judge stops before it has spent `max_cost`.
+    """
+
+    kind: str = "likelihood"
+    model: str | None = None
+    url: str | None = None
+    api_key_env: str = "OPENAI_API_KEY"
+    expected: Path | None = None
+    replies: Path | None = None
+    concurrency: int = 8
+    timeout_s: float = 120.0
+    max_attempts: int = 6
+    price_in: float | None = None
+    price_out: float | None = None
+    max_cost: float | None = None
+    dtype: str = "auto"
+    device: str = "cpu"
+    batch_tokens: int = 2048
+
+
+def open_judge(settings: JudgeSettings) -> Judge:
+    """The judge that `settings` describe. Raises `UnknownName`, `InvalidInput` for a setting that
+    its kind needs and lacks, and what loading a model raises."""
+    if settings.kind == "likelihood":
+        return _likelihood(settings)
+    if settings.kind == "llm":
+        from stretto.eval.judges.llm import LLMJudge
+
+        return LLMJudge.open(settings)
+    if settings.kind == "exact":
+        from stretto.eval.judges.exact import ExactJudge, ExpectedAnswers
+
+        if settings.expected is None:
+            raise InvalidInput("judge exact needs the right answers; name a file (--expected)")
+        return ExactJudge(ExpectedAnswers.read(settings.expected), settings.expected.name)
+    raise UnknownName("judge", settings.kind, list(JUDGES))
+
+
+def _likelihood(settings: JudgeSettings) -> Judge:
+    from stretto.eval.judges.likelihood import LikelihoodJudge
+    from stretto.lm import LM
+
+    lm = LM.load(
+        settings.model, dtype=settings.dtype, device=settings.device, engine="hf", pool_slots=2
+    )
+    return LikelihoodJudge(lm, batch_tokens=settings.batch_tokens)
