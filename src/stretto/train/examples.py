@@ -1,0 +1,281 @@
+"""Training examples: one trace each, flat, with what each token is to predict, and the mask then.
+
+Visibility, positions and labels are the trace's own (`trace.visible`, `trace.labels`), so a model
+is trained under exactly what it is run under. Legality is the sampler's (`train.legal`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from stretto.data.rows import Answer
+from stretto.dialects import Card, get_dialect
+from stretto.dialects.base import Legal, Parsed, Session, Vocabulary
+from stretto.dialects.pasta import PastaSettings
+from stretto.dialects.plain import PlainSession
+from stretto.errors import InvalidInput
+from stretto.params import SamplingParams
+from stretto.recorder import MAIN
+from stretto.tokens import ModelCard
+from stretto.trace import Origin, Segment, Trace, is_drawn, is_prompt, labels
+from stretto.train.legal import UNMASKED, LegalTable, Replay, replay_ids
+from stretto.train.targets import CLASSES, Places, class_of_control, classes_of
+
+IGNORE: Final = -100
+"""The target of a token that predicts nothing."""
+
+ORIGINS: Final[dict[str, Origin]] = {"s": "sampled", "f": "forced", "i": "injected"}
+"""The letters of `Answer.origins`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One trace for training, its tokens flat in document order; all tensors are on the CPU.
+
+    `segment` is each token's segment, `sees[s, t]` whether segment `s` sees segment `t`, `is_block`
+    which segments see themselves both ways: together they are `trace.visible`. `targets` is the id
+    that a token is to predict or `IGNORE`; `classes` an index into `CLASSES` or -1; `legal` the
+    number of the mask of that draw in the maker's `table`, or `UNMASKED`. `num_illegal` targets
+    were left out because the sampler could not have drawn them. `key` names the row.
+    """
+
+    key: str
+    ids: Int[Tensor, "tokens"]
+    positions: Int[Tensor, "tokens"]
+    segment: Int[Tensor, "tokens"]
+    sees: Bool[Tensor, "segments segments"]
+    is_block: Bool[Tensor, "segments"]
+    targets: Int[Tensor, "tokens"]
+    classes: Int[Tensor, "tokens"]
+    legal: Int[Tensor, "tokens"]
+    table: LegalTable
+    num_illegal: int
+    issues: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_targets(self) -> int:
+        return int((self.targets != IGNORE).sum())
+
+
+class TooLong(InvalidInput):
+    """A response whose positions do not fit the model; `num_positions` it would take."""
+
+    def __init__(self, num_positions: int, limit: int) -> None:
+        super().__init__(
+            f"the response reaches position {num_positions - 1} and the model has {limit} "
+            "positions; leave it out"
+        )
+        self.num_positions = num_positions
+
+
+class PromptIds(str):
+    """A prompt that is ids already, in the place of a text (see `_Prompted`)."""
+
+    ids: list[int]
+
+    def __new__(cls, ids: Sequence[int]) -> PromptIds:
+        self = super().__new__(cls, "prompt")
+        self.ids = list(ids)
+        return self
+
+
+class _Prompted:
+    """A vocabulary through which a dialect's parser takes a prompt that is ids already."""
+
+    def __init__(self, inner: Vocabulary) -> None:
+        self._inner = inner
+        self.control = inner.control
+        self.end_ids = inner.end_ids
+        self.decode = inner.decode
+
+    @property
+    def size(self) -> int:
+        return self._inner.size
+
+    @property
+    def spare_ids(self) -> frozenset[int]:
+        return self._inner.spare_ids
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.ids) if isinstance(text, PromptIds) else self._inner.encode(text)
+
+
+class ExampleMaker:
+    """Turns rows into examples for one model: its vocabulary, card and number of positions.
+
+    `end_id` is what the last main token predicts; by default the vocabulary's only end of
+    sequence, or the lowest. All examples share one `table` of masks.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, card: ModelCard, max_positions: int,
+        *, end_id: int | None = None,
+    ) -> None:  # fmt: skip
+        if end_id is None:
+            if not vocabulary.end_ids:
+                raise InvalidInput("the model has no end of sequence, so it cannot learn to end")
+            end_id = min(vocabulary.end_ids)
+        self.table = LegalTable()
+        self.end_id = end_id
+        self.max_positions = max_positions
+        self._vocabulary = vocabulary
+        self._parser = _Prompted(vocabulary)
+        self._card = card
+        self._dialect = get_dialect(card.dialect)
+        self._settings = PastaSettings(card.policy, card.unit, card.fixed_length, max_positions)
+        self._new_session = _session_maker(vocabulary, card, max_positions)
+        self._kinds = class_of_control(vocabulary)
+
+    def from_annotated(self, prompt: Sequence[int], text: str, key: str = "") -> Example:
+        """An example from an annotated text; under dialect plain, from a text.
+
+        Raises `TooLong`.
+        """
+        parsed = self.parse(prompt, text)
+        trace = parsed.trace
+        self._check_length(trace)
+        issues = tuple(issue.code for issue in parsed.issues)
+        return self._example(trace, self._legal_of(trace, list(prompt)), key, issues=issues)
+
+    def parse(self, prompt: Sequence[int], text: str) -> Parsed:
+        """What an annotated text after a prompt of these ids means."""
+        return self._dialect.parse_text(text, self._parser, self._settings, PromptIds(prompt))
+
+    def from_answer(self, prompt: Sequence[int], answer: Answer) -> Example:
+        """An example of exactly the ids that were sampled; what was forced, injected or, where
+        the answer was cut short, never written, is no target. Raises `TooLong`, and `InvalidInput`
+        for a row that no runtime has written, or that was cut off inside a forked thread.
+        """
+        if len(answer.ids) != len(answer.origins) or set(answer.origins) - set(ORIGINS):
+            raise InvalidInput(
+                f"answer {answer.key} has {len(answer.ids)} ids and origins {answer.origins[:20]!r}"
+                "; sample it again"
+            )
+        origins = [ORIGINS[letter] for letter in answer.origins]
+        replay = Replay(list(prompt), self._new_session(), self.max_positions)
+        try:
+            draws = replay_ids(replay, answer.ids, origins)
+        except (ValueError, KeyError) as error:
+            raise InvalidInput(
+                f"answer {answer.key} cannot be learnt from: {error}; leave it out"
+            ) from None
+        end = replay.legal(MAIN) if replay.threads[MAIN].is_open else None
+        trace = _with_origins(replay.recorder.freeze(), origins)
+        self._check_length(trace)
+        legal = [legal for _, legal in draws]
+        ended = answer.finish_reason == "stop"
+        return self._example(trace, (legal, end), answer.key, ended=ended)
+
+    # -- internals -----------------------------------------------------------------------------
+
+    def _check_length(self, trace: Trace) -> None:
+        """A position is clamped to the model's last one, where the runtime ends a thread."""
+        last = max((p for s in trace.segments for p in s.positions), default=0)
+        if last >= self.max_positions - 1:
+            total = sum(len(s) for s in trace.segments if s.thread == MAIN)
+            raise TooLong(max(total, last + 1), self.max_positions)
+
+    def _legal_of(self, trace: Trace, prompt: list[int]) -> tuple[list[Legal | None], Legal | None]:
+        """The mask of each response token's draw, in document order, and that of the end."""
+        replay = Replay(prompt, self._new_session(), self.max_positions)
+        legal: list[Legal | None] = []
+        for segment in trace.response:
+            for token, origin in zip(segment.tokens, segment.origins, strict=True):
+                thread = replay.threads.get(segment.thread)
+                if not is_drawn(origin) or thread is None or not thread.is_open:
+                    legal.append(None)
+                    continue
+                legal.append(replay.legal(segment.thread))
+                replay.draw(segment.thread, token)
+        end = replay.legal(MAIN) if replay.threads[MAIN].is_open else None
+        return legal, end
+
+    def _example(
+        self,
+        trace: Trace,
+        masks: tuple[list[Legal | None], Legal | None],
+        key: str,
+        *,
+        ended: bool = True,
+        issues: tuple[str, ...] = (),
+    ) -> Example:
+        legal, end = masks
+        places = Places(trace)
+        numbers = dict(zip(places.response, map(self.table.add, legal), strict=True))
+        targets = torch.full((places.num_tokens,), IGNORE)
+        classes, rules = torch.full_like(targets, -1), torch.full_like(targets, UNMASKED)
+        kinds = classes_of(trace, self._kinds)
+        num_illegal = 0
+        ids = labels(trace, self.end_id if ended else None)
+        for place, following in places.successors():
+            wanted = ids[place[0]][place[1]]
+            if wanted is None:
+                continue
+            number = self.table.add(end) if following is None else numbers[following]
+            if not self.table.allows(number, wanted):
+                num_illegal += 1
+                continue
+            row = places.flat(place)
+            targets[row], rules[row] = wanted, number
+            classes[row] = CLASSES.index("end" if following is None else kinds[following])
+        flat = [s.id for s in trace.segments for _ in s.tokens]
+        return Example(
+            key=key,
+            ids=torch.tensor([t for s in trace.segments for t in s.tokens]),
+            positions=torch.tensor([p for s in trace.segments for p in s.positions]),
+            segment=torch.tensor(flat),
+            sees=_sees(trace.segments),
+            is_block=torch.tensor([s.kind == "block" for s in trace.segments]),
+            targets=targets,
+            classes=classes,
+            legal=rules,
+            table=self.table,
+            num_illegal=num_illegal,
+            issues=issues,
+        )
+
+
+def _session_maker(
+    vocabulary: Vocabulary, card: ModelCard, max_positions: int
+) -> Callable[[], Session]:
+    """Sessions as the runtime makes them for this model's own method."""
+    if card.dialect == "plain":
+        banned = np.zeros(vocabulary.size, dtype=np.bool_)
+        banned[sorted({*vocabulary.control.values(), *vocabulary.spare_ids})] = True
+        legal = PlainSession(banned)
+        return lambda: legal
+    known: Card = card
+    sessions = get_dialect(card.dialect).sessions(vocabulary, known, max_positions)
+    return lambda: _unbounded(sessions(SamplingParams()))
+
+
+def _unbounded(session: Session) -> Session:
+    session.budget = lambda: 1 << 40
+    return session
+
+
+def _with_origins(trace: Trace, origins: list[Origin]) -> Trace:
+    """The trace with the origins that were recorded, one a response token."""
+    left = iter(origins)
+    segments = [
+        s if is_prompt(s) else replace(s, origins=tuple(next(left) for _ in s.tokens))
+        for s in trace.segments
+    ]
+    return replace(trace, segments=tuple(segments))
+
+
+def _sees(segments: Sequence[Segment]) -> Bool[Tensor, "segments segments"]:
+    sees = torch.zeros(len(segments), len(segments), dtype=torch.bool)
+    for s in segments:
+        sees[s.id, sorted(s.sees)] = True
+    return sees
