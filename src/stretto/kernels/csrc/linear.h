@@ -38,8 +38,6 @@ inline void fetch_ahead(const void* weight) {
   _mm_prefetch(static_cast<const char*>(weight) + kAhead + 64, _MM_HINT_T0);
 }
 
-inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
-
 // Rows in the form that the weights want: `stride` inputs a row, zero-padded.
 struct Float32 {
   using Cache = float;  // of keys and values

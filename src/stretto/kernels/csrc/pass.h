@@ -86,21 +86,6 @@ inline void embed(const Model& m, int64_t token, float* to) {
   }
 }
 
-class Arena {
- public:
-  explicit Arena(char* memory) : at_(memory), begin_(memory) {}
-  template <class T>
-  T* take(int64_t count) {
-    T* result = reinterpret_cast<T*>(at_);
-    at_ += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
-    return result;
-  }
-  int64_t used() const { return at_ - begin_; }
-
- private:
-  char *at_, *begin_;
-};
-
 inline int64_t num_phases(const Model& m, int64_t rows) {
   return 3 + m.num_layers * (8 + 2 * ((rows + kRows - 1) / kRows));
 }
@@ -109,9 +94,9 @@ inline int64_t num_phases(const Model& m, int64_t rows) {
 template <class K>
 struct Buffers {
   using Cache = typename K::Cache;
-  float *x, *qkv, *attended, *gated, *normed, *rotations, *scores, *partial;
+  float *x, *qkv, *attended, *gated, *normed, *rotations, *partial;
   typename K::Query* queries;
-  Workspace* spaces;
+  Workspace<typename K::Query>* spaces;
   char *hidden_rows, *q_rows, *inner_rows, *counters;
   int64_t bytes;
 
@@ -126,10 +111,13 @@ struct Buffers {
     gated = arena.take<float>(rows * m.intermediate);
     normed = arena.take<float>(rows * m.hidden);
     rotations = arena.take<float>(rows * h.dim);
-    scores = arena.take<float>(threads * kRows * h.group() * kChunk);
     partial = arena.take<float>(Partials::floats(h.heads, chunks, h.dim));
     queries = arena.take<typename K::Query>(rows * q);
-    spaces = arena.take<Workspace>(threads);
+    spaces = arena.take<Workspace<typename K::Query>>(threads);
+    for (int t = 0; t < threads; ++t) {
+      const Workspace<typename K::Query> space(arena, h);
+      if (memory != nullptr) spaces[t] = space;
+    }
     hidden_rows = arena.take<char>(K::Rows::bytes(rows, m.hidden));
     q_rows = arena.take<char>(K::Rows::bytes(rows, q));
     inner_rows = arena.take<char>(K::Rows::bytes(rows, m.intermediate));
@@ -234,10 +222,18 @@ struct Runner {
     for (int64_t first = 0; first < pass.rows; first += kRows) {
       const int64_t rows = std::min<int64_t>(kRows, pass.rows - first);
       worker.each(h().kv_heads * chunks, [&](int64_t i) {
-        attend_chunk(
-            h(), static_cast<const Cache*>(layer.keys), static_cast<const Cache*>(layer.values),
-            b.queries + first * q_size(), pass.views + first, rows, i / chunks, i % chunks,
-            b.scores + worker.me() * kRows * h().group() * kChunk, b.spaces[worker.me()], partial);
+        const int64_t kv_head = i / chunks, at = kv_head * h().num_slots * h().dim;
+        ChunkOfHead<Cache, typename K::Query>{h(),
+                                              static_cast<const Cache*>(layer.keys) + at,
+                                              static_cast<const Cache*>(layer.values) + at,
+                                              b.queries + first * q_size(),
+                                              pass.views + first,
+                                              rows,
+                                              kv_head,
+                                              i % chunks,
+                                              b.spaces[worker.me()],
+                                              partial}
+            .run();
       });
       worker.each(rows, [&](int64_t r) {
         float* to = b.attended + (first + r) * q_size();

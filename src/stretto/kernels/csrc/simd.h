@@ -12,6 +12,24 @@ namespace stretto {
 using bf16 = uint16_t;
 constexpr int kLanes = 16;
 
+inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// Hands out pieces of one block of memory, each on a cache line of its own.
+class Arena {
+ public:
+  explicit Arena(char* memory) : at_(memory), begin_(memory) {}
+  template <class T>
+  T* take(int64_t count) {
+    T* result = reinterpret_cast<T*>(at_);
+    at_ += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
+    return result;
+  }
+  int64_t used() const { return at_ - begin_; }
+
+ private:
+  char *at_, *begin_;
+};
+
 inline __mmask16 first_lanes(int64_t n) {
   return n >= kLanes ? 0xFFFF : static_cast<__mmask16>((1u << (n < 0 ? 0 : n)) - 1);
 }
@@ -24,9 +42,14 @@ inline float to_float(bf16 value) {
 }
 
 inline __m512 load_floats(const float* p) { return _mm512_loadu_ps(p); }
+inline __m512 as_floats(__m256i halves) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+inline __m512i load_words(const bf16* p) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 inline __m512 load_floats(const bf16* p) {
-  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(load_words(p), 16));
 }
 
 // Rounds to nearest, ties to even, as torch does. Without AVX512_BF16, which int8 need not have;
