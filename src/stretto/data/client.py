@@ -6,6 +6,7 @@ Shared by whoever pays for replies: annotating teachers and judges. Keeping repl
 from __future__ import annotations
 
 import email.utils
+import math
 import os
 import threading
 import time
@@ -175,8 +176,8 @@ class Client:
             self.ledger.tokens_in += tokens_in
             self.ledger.tokens_out += tokens_out
             self.ledger.cost += cost
-        choices = getattr(answer, "choices", None)
-        text = choices[0].message.content if choices else None
+        choices: Any = getattr(answer, "choices", None) or [None]
+        text = getattr(getattr(choices[0], "message", None), "content", None)
         if not isinstance(text, str):
             return None
         return Reply(text, tokens_in, tokens_out, cost, choices[0].finish_reason)
@@ -207,7 +208,7 @@ def _retry_after(value: str | None) -> float | None:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
         except (TypeError, ValueError):
             return None
-    return min(max(seconds, 0.0), MAX_RETRY_AFTER_S) if seconds == seconds else None
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER_S) if math.isfinite(seconds) else None
 
 
 def _first_line(error: Exception) -> str:

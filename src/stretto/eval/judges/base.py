@@ -74,10 +74,11 @@ class Judge(Protocol):
         """Kind, model and settings, in the form of `Identity`."""
         ...
 
-    def measure(self, questions: Sequence[Question]) -> Iterator[list[Measure]]:
-        """Of each question in order, a measurement of each candidate in order.
+    def measure(self, questions: Sequence[Question]) -> Iterator[list[Measure] | None]:
+        """Of each question in order, a measurement of each candidate in order; None for one that
+        could not be measured now, and may be in a later run.
 
-        Raises `StrettoError`, between two questions, if it can do no more in this run.
+        Raises `data.annotators.Exhausted`, between two questions, if it can do no more in this run.
         """
         ...
 

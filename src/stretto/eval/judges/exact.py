@@ -29,7 +29,7 @@ class ExactJudge:
     def identity(self) -> str:
         return str(Identity("exact", self._name))
 
-    def measure(self, questions: Sequence[Question]) -> Iterator[list[Measure]]:
+    def measure(self, questions: Sequence[Question]) -> Iterator[list[Measure] | None]:
         for question in questions:
             yield [{"right": self._check(question.prompt, text)} for text in question.candidates]
 

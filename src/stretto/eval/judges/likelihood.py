@@ -51,7 +51,7 @@ class LikelihoodJudge:
     def identity(self) -> str:
         return self._identity
 
-    def measure(self, questions: Sequence[Question]) -> Iterator[list[Measure]]:
+    def measure(self, questions: Sequence[Question]) -> Iterator[list[Measure] | None]:
         """`logprob`: the mean over counted tokens. `num_tokens`: all; `num_repeated`: those not
         counted; `cut`: tokens beyond the model's positions, not counted either."""
         for question in questions:
