@@ -17,7 +17,7 @@ CORE = [
     *sorted((SOURCE / "runtime").glob("*.py")),
     *sorted((SOURCE / "engines").glob("*.py")),
 ]
-DIALECT_WORDS = re.compile(r"\b(pasta|tip|planned|promise)\b", re.IGNORECASE)
+DIALECT_WORDS = re.compile(r"\b(pasta|apar|tip|planned|promise)\b", re.IGNORECASE)
 
 
 @pytest.mark.parametrize("path", CORE, ids=lambda path: path.name)

@@ -252,12 +252,15 @@ def _seen_tokens(trace: Trace) -> Iterator[tuple[Segment, int, int]]:
         yield segment, seen, seen_prompt
 
 
-def labels(trace: Trace, end_of_sequence: int | None) -> list[list[int | None]]:
+def labels(
+    trace: Trace, end_of_sequence: int | None, *, ends_threads: bool = False
+) -> list[list[int | None]]:
     """What each token is trained to predict, one list a segment; None where nothing is.
 
     A token predicts the next token of its own thread if the model drew that one; an injected or
     forced token is no target. The last prompt token predicts the first response token, the last
-    token of `main` predicts `end_of_sequence`. Rows of `block` segments predict nothing here.
+    token of `main` predicts `end_of_sequence`; with `ends_threads` so does that of every thread,
+    except one that was cut short. Rows of `block` segments predict nothing here.
     """
     targets: list[list[int | None]] = [[None] * len(s) for s in trace.segments]
     for thread in trace.threads:
@@ -270,7 +273,10 @@ def labels(trace: Trace, end_of_sequence: int | None) -> list[list[int | None]]:
         for (s, i), (t, j) in itertools.pairwise(places):
             if trace.segments[t].origins[j] == "sampled":
                 targets[s][i] = trace.segments[t].tokens[j]
-        if thread.parent is None and places and end_of_sequence is not None:
+        is_ended = thread.parent is None or (
+            ends_threads and thread.finish_reason in (None, "stop")
+        )
+        if is_ended and places and end_of_sequence is not None:
             s, i = places[-1]
             targets[s][i] = end_of_sequence
     return targets

@@ -18,7 +18,7 @@ Prompt = Annotated[
 File = Annotated[Path | None, _option(None, "Read the prompt from a UTF-8 file.", metavar="PATH")]
 System = Annotated[str | None, _option(None, "A system message before the prompt.", metavar="TEXT")]
 Raw = Annotated[bool, _option(None, "The prompt as it is, without the chat template.", "--raw")]
-Method = Annotated[str, _option(None, "auto (the model's own), sequential, sot, or pasta.")]
+Method = Annotated[str, _option(None, "auto (the model's own), sequential, sot, pasta or apar.")]
 
 Model = Annotated[str, _option("Model", "A name, folder, .gguf file or hub org/model.")]
 Dtype = Annotated[str, _option("Model", "auto, float32, bfloat16 or int8 (weights).")]

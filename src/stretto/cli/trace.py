@@ -26,7 +26,7 @@ def trace() -> None:
 def show(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="Annotated text; - is stdin.")],
     *,
-    dialect: Annotated[str, typer.Option(help="pasta, or plain.")],
+    dialect: Annotated[str, typer.Option(help="pasta, apar or plain.")],
     prompt: Annotated[str, typer.Option(help="The prompt, in which tags are inert.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     tokenizer: Annotated[
@@ -63,7 +63,7 @@ def _check_size(text: str) -> None:
     """Refuses a text whose table of who sees whom, which grows with the square, has no end."""
     from stretto.errors import InvalidInput
 
-    count = text.count("<promise") + text.count("<sync")
+    count = sum(text.count(tag) for tag in ("<promise", "<sync", "<fork"))
     if count > MAX_TAGS:
         raise InvalidInput(f"the text has {count} tags; split it into parts of up to {MAX_TAGS}")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from stretto.dialects import pasta_text, plain
+from stretto.dialects import apar, apar_text, pasta_text, plain
 from stretto.dialects.base import Parsed, Session, Vocabulary
 from stretto.dialects.pasta import PastaSession, PastaSettings, Policy
 from stretto.dialects.pasta_masks import PastaMasks
@@ -14,9 +14,9 @@ from stretto.dialects.tags import TAG_FORMS
 from stretto.errors import UnknownName, Unsupported
 from stretto.params import SamplingParams
 
-__all__ = ["DIALECTS", "Dialect", "get_dialect"]
+__all__ = ["DIALECTS", "Card", "Dialect", "Settings", "get_dialect"]
 
-DIALECTS = ("pasta", "plain")
+DIALECTS = ("pasta", "apar", "plain")
 LATER_NAMES = ("tip", "planned", "pasta+tip")
 """Dialects of later versions: refused by name."""
 
@@ -25,14 +25,17 @@ LATER_NAMES = ("tip", "planned", "pasta+tip")
 class Dialect:
     """A dialect by name: its control tokens (name to text form), its parser and its sessions.
 
-    `parse_text(text, vocabulary, settings, prompt)` reads an annotated text.
+    `parse_text(text, vocabulary, settings, prompt)` reads an annotated text. With `ends_threads`
+    a forked thread ends by drawing an end of sequence, which is in no trace: what its last token
+    is trained to predict (`trace.labels`).
     """
 
     name: str
     control_forms: Mapping[str, str]
-    parse_text: Callable[[str, Vocabulary, PastaSettings, str], Parsed]
+    parse_text: Callable[[str, Vocabulary, Settings, str], Parsed]
     sessions: Callable[[Vocabulary, Card, int], Callable[[SamplingParams], Session]]
     """(vocabulary, card, model positions) -> a maker of sessions that share their masks."""
+    ends_threads: bool = False
 
 
 class Card(Protocol):
@@ -44,6 +47,14 @@ class Card(Protocol):
     def unit(self) -> int: ...
     @property
     def fixed_length(self) -> int: ...
+
+
+class Settings(Card, Protocol):
+    """What a text is parsed under: a card's, and the model's positions (None: no limit). A dialect
+    reads what it knows of."""
+
+    @property
+    def max_positions(self) -> int | None: ...
 
 
 def _plain_sessions(
@@ -60,6 +71,23 @@ def _pasta_sessions(
     return lambda params: PastaSession(masks, settings, max_forks=params.max_forks)
 
 
+def _parse_pasta(text: str, vocabulary: Vocabulary, given: Settings, prompt: str) -> Parsed:
+    settings = PastaSettings(given.policy, given.unit, given.fixed_length, given.max_positions)
+    return pasta_text.parse_text(text, vocabulary, settings, prompt)
+
+
+def _apar_sessions(
+    vocabulary: Vocabulary, card: Card, max_positions: int
+) -> Callable[[SamplingParams], Session]:
+    masks, settings = apar.AparMasks(vocabulary), apar.AparSettings(max_positions=max_positions)
+    return lambda params: apar.AparSession(masks, settings, max_forks=params.max_forks)
+
+
+def _parse_apar(text: str, vocabulary: Vocabulary, given: Settings, prompt: str) -> Parsed:
+    settings = apar.AparSettings(max_positions=given.max_positions)
+    return apar_text.parse_text(text, vocabulary, settings, prompt)
+
+
 def get_dialect(name: str) -> Dialect:
     """The dialect called `name`. Raises `Unsupported` for one of a later version, `UnknownName`
     for any other."""
@@ -71,7 +99,9 @@ def get_dialect(name: str) -> Dialect:
             _plain_sessions,
         )
     if name == "pasta":
-        return Dialect(name, TAG_FORMS, pasta_text.parse_text, _pasta_sessions)
+        return Dialect(name, TAG_FORMS, _parse_pasta, _pasta_sessions)
+    if name == "apar":
+        return Dialect(name, apar.TAG_FORMS, _parse_apar, _apar_sessions, ends_threads=True)
     if name in LATER_NAMES:
         raise Unsupported(f"dialect {name!r} is not in this version; it has: {', '.join(DIALECTS)}")
     raise UnknownName("dialect", name, [*DIALECTS, *LATER_NAMES])
