@@ -1,0 +1,129 @@
+"""Runs side by side: refused where they are not comparable, else a table with paired intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stretto.errors import InvalidInput
+from stretto.eval.folder import Run, first_difference
+from stretto.eval.lcwr import difficulties
+from stretto.eval.metrics import means_of, percent, shares_of
+from stretto.eval.statistics import Estimate, paired_difference, paired_ratio
+from stretto.eval.summary import Figures, figures, judged, qualities
+
+COMPARED_RATIOS = ("realized", "theoretical", "parallelism")
+
+DEFINITIONS = {
+    "lc_win_rate": "as in a run's summary, with the difficulty of every prompt estimated from the "
+    "runs compared, if there are several",
+    "difference": "of a quality: mean over prompts of this run less the first one, in points, over "
+    "the prompts that both have; 95% interval by the bootstrap over prompts, both runs drawn "
+    "together",
+    "ratio": "of a speed: geometric mean over prompts of this run by the first one, likewise",
+}
+SAME = ("task", "sampling", "baseline", "place")
+"""Parts of the settings in which runs that are compared must agree."""
+
+
+def check_comparable(runs: Sequence[Run]) -> None:
+    """Raises `InvalidInput` unless all had the same prompts, sampling, baseline, engine and judge,
+    naming the first difference, and no run comes twice."""
+    if len({run.path.resolve() for run in runs}) < len(runs):
+        raise InvalidInput("one run is named twice; name each once")
+    if len({run.name for run in runs}) < len(runs):
+        raise InvalidInput("two runs have folders of one name; rename one of them")
+    for run in runs[1:]:
+        difference = _difference(runs[0], run)
+        if difference is not None:
+            raise InvalidInput(
+                f"{runs[0].name} and {run.name} cannot be compared: {difference}; measure both in "
+                "the same way"
+            )
+
+
+def _difference(one: Run, two: Run) -> str | None:
+    """What keeps two runs from being compared, named; None if nothing does."""
+    where = (f"in {one.name}", f"in {two.name}")
+    for key in SAME:
+        found = first_difference(one.config[key], two.config[key], key, where)
+        if found is not None:
+            return found
+    for a, b in zip(one.rows, two.rows, strict=True):
+        if a.prompt_id != b.prompt_id:
+            return f"prompt {a.number} is {a.prompt_id} {where[0]} and {b.prompt_id} {where[1]}"
+    return first_difference(judge_of(one), judge_of(two), "judge", where)
+
+
+def judge_of(run: Run) -> str | None:
+    """The identity of who judged a run, if anybody did."""
+    return None if run.verdicts is None else run.verdicts.judge
+
+
+def compare(runs: Sequence[Run], seed: int = 0) -> dict[str, Any]:
+    """`runs`: a flat row for each. `paired`: of each run but the first and each figure that both
+    have, the paired difference or ratio to the first. Raises as `check_comparable`."""
+    check_comparable(runs)
+    tables = {run.name: figures(run) for run in runs}
+    difficulty = None
+    if all(run.verdicts is not None for run in runs):
+        difficulty = difficulties([judged(table) for table in tables.values()])
+    rows = [_row(run, tables[run.name], difficulty, seed) for run in runs]
+    first = tables[runs[0].name]
+    paired = [
+        {"run": run.name, "to": runs[0].name} | line
+        for run in runs[1:]
+        for line in _paired(tables[run.name], first, seed)
+    ]
+    return {"runs": rows, "paired": paired, "judge": judge_of(runs[0]), "definitions": DEFINITIONS}
+
+
+def _row(
+    run: Run, table: Figures, difficulty: Mapping[str, float] | None, seed: int
+) -> dict[str, Any]:
+    means = means_of(table, seed)
+    row: dict[str, Any] = {
+        "run": run.name,
+        "model": run.config["ours"]["model"],
+        "method": run.config["ours"]["method"],
+        "prompts": len(table),
+        "failures": sum(f["error"] is not None for f in table),
+    }
+    for name, estimate in qualities(run, table, difficulty).items():
+        row |= _named(name, estimate)
+    for name in COMPARED_RATIOS:
+        mean = means[name]
+        row |= _named(name, Estimate(mean["geometric_mean"], mean["low"], mean["high"]))
+        row |= {f"{name}_arithmetic": mean["arithmetic_mean"], f"{name}_left_out": mean["left_out"]}
+    forked = sum(f["forked"] or 0 for f in table)
+    redundant = sum(f["redundant"] or 0 for f in table)
+    return row | shares_of(table) | {"redundant": redundant / forked if forked else None}
+
+
+def _named(name: str, estimate: Estimate) -> dict[str, float | None]:
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+def _paired(table: Figures, first: Figures, seed: int) -> list[dict[str, Any]]:
+    lines = []
+    for key, name in (("score", "accuracy"), ("preference", "win_rate")):
+        ours, theirs = _both(table, first, key)
+        estimate = percent(paired_difference(ours, theirs, seed))
+        lines.append(_line(name, "difference", estimate, len(ours), len(table)))
+    for key in COMPARED_RATIOS:
+        ours, theirs = _both(table, first, key)
+        estimate = paired_ratio(ours, theirs, seed)
+        lines.append(_line(key, "ratio", estimate, len(ours), len(table)))
+    return [line for line in lines if line["prompts"]]
+
+
+def _line(figure: str, kind: str, estimate: Estimate, prompts: int, size: int) -> dict[str, Any]:
+    counts = {"prompts": prompts, "left_out": size - prompts}
+    return {"figure": figure, "kind": kind, **estimate.to_json(), **counts}
+
+
+def _both(table: Figures, first: Figures, key: str) -> tuple[list[float], list[float]]:
+    """A figure in both runs, of the prompts on which both have it."""
+    pairs = zip((f[key] for f in table), (f[key] for f in first), strict=True)
+    known = [(float(a), float(b)) for a, b in pairs if a is not None and b is not None]
+    return [a for a, _ in known], [b for _, b in known]

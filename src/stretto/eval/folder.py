@@ -1,0 +1,165 @@
+"""The folder of a run: its settings, environments, rows, verdicts, and what is computed of them.
+
+`config.json` decides what is measured and is written first; `environment.json` has an entry for
+each process that measured; `rows.jsonl` grows row by row; `summary.json`, `prompts.csv` and
+`means.csv` are computed of these at the end, and again after judging.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.data.rows import read_rows
+from stretto.errors import InvalidInput
+from stretto.eval.rows import EvalRow, VerdictRow
+from stretto.files import parse_json, write_atomically
+
+CONFIG, ENVIRONMENT, ROWS, SUMMARY = (
+    "config.json", "environment.json", "rows.jsonl", "summary.json",
+)  # fmt: skip
+JsonObject = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What one judge said of a run's prompts. `judge`: its identity."""
+
+    judge: str
+    preferences: Mapping[str, float | None]
+
+    @property
+    def kind(self) -> str:
+        return self.judge.partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run as read from its folder; `name` is the folder's."""
+
+    path: Path
+    config: JsonObject
+    rows: tuple[EvalRow, ...]
+    verdicts: Verdicts | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def has_scores(self) -> bool:
+        return bool(self.config["task"]["has_scores"])
+
+    @property
+    def has_baseline(self) -> bool:
+        return self.config["baseline"] is not None
+
+
+def start(out: Path, config: JsonObject) -> None:
+    """Begins the run, or goes on with it. Raises `InvalidInput` if the folder is of another run,
+    naming the first setting that differs."""
+    config = json.loads(json.dumps(config))
+    there = out / CONFIG
+    if not there.exists():
+        if (out / ROWS).exists():
+            raise InvalidInput(f"{out} has rows but no {CONFIG}; name another --out")
+        write_json(there, config)
+        return
+    difference = first_difference(read_json(there), config)
+    if difference is not None:
+        raise InvalidInput(
+            f"{out} is a run of other settings ({difference}); name another --out, or the same "
+            "settings"
+        )
+
+
+def add_environment(out: Path, environment: JsonObject) -> int:
+    """Keeps what a process measures with; returns the number of its entry."""
+    path = out / ENVIRONMENT
+    entries = read_json(path) if path.exists() else []
+    if not isinstance(entries, list):
+        raise InvalidInput(f"{path} is no list; remove it, or name another --out")
+    write_json(path, [*entries, environment])
+    return len(entries)
+
+
+def load_run(path: Path, judge: str | None = None) -> Run:
+    """A run from its folder, with the verdicts of the `judge` of that kind, or of the only judge.
+
+    Raises `InvalidInput` for what is no run or not finished, and where it is not clear whose
+    verdicts are meant.
+    """
+    config = read_config(path)
+    rows = sorted(read_rows(path / ROWS, EvalRow), key=lambda row: row.number)
+    wanted = config["task"]["num_prompts"]
+    if len(rows) < wanted:
+        raise InvalidInput(
+            f"{path} is not finished ({len(rows)} of {wanted} prompts); run its command again"
+        )
+    return Run(path, config, tuple(rows), read_verdicts(path, judge))
+
+
+def read_config(path: Path) -> JsonObject:
+    """Raises `InvalidInput` if the folder is no run's."""
+    if not (path / CONFIG).is_file():
+        raise InvalidInput(f"{path} is no run's folder: it has no {CONFIG}; see stretto eval run")
+    config = read_json(path / CONFIG)
+    keys = ("task", "ours", "baseline", "sampling", "place")
+    if not isinstance(config, dict) or any(key not in config for key in keys):
+        raise InvalidInput(f"{path / CONFIG} is not what stretto eval run writes; run it again")
+    return config
+
+
+def read_verdicts(path: Path, judge: str | None) -> Verdicts | None:
+    files = {p.name.split(".")[1]: p for p in sorted(path.glob("verdicts.*.jsonl"))}
+    if judge is not None and judge not in files:
+        raise InvalidInput(
+            f"{path} has no verdicts of a judge {judge!r}; run stretto eval judge with it first"
+        )
+    if judge is None and len(files) > 1:
+        raise InvalidInput(f"{path} was judged by {', '.join(files)}; name one with --judge")
+    if not files:
+        return None
+    file = files[judge] if judge is not None else next(iter(files.values()))
+    rows = read_rows(file, VerdictRow)
+    judges = {row.judge for row in rows}
+    if len(judges) != 1:
+        raise InvalidInput(f"{file} has verdicts of {len(judges)} judges; judge the run again")
+    return Verdicts(judges.pop(), {row.prompt_id: row.preference for row in rows})
+
+
+def write_verdicts(path: Path, kind: str, rows: Sequence[VerdictRow]) -> None:
+    """All verdicts of a judge at once: some judges weigh every prompt against all others."""
+    lines = [json.dumps(row.model_dump(exclude_none=True), ensure_ascii=False) for row in rows]
+    write_atomically(path / f"verdicts.{kind}.jsonl", "".join(f"{li}\n" for li in lines).encode())
+
+
+def first_difference(
+    one: Any, two: Any, name: str = "", where: tuple[str, str] = ("there", "here")
+) -> str | None:
+    """The first place at which two JSON values differ, as "sampling.seed is 1 there and 2 here"."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        for key in [*one, *(k for k in two if k not in one)]:
+            place = f"{name}.{key}" if name else key
+            difference = first_difference(one.get(key), two.get(key), place, where)
+            if difference is not None:
+                return difference
+        return None
+    if one == two:
+        return None
+    return f"{name} is {json.dumps(one)} {where[0]} and {json.dumps(two)} {where[1]}"
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"cannot read {path} ({error}); run its command again") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+    write_atomically(path, text.encode())

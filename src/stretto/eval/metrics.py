@@ -1,0 +1,182 @@
+"""Figures of a run: of each prompt from its row, and of all prompts with intervals.
+
+`DEFINITIONS` goes into every result folder. A failed prompt is never dropped: where the figure is
+quality it counts as the worst there is, in a ratio, which it has not, it is counted as left out.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stretto.eval.rows import Answered, EvalRow, Side
+from stretto.eval.statistics import (
+    NOTHING,
+    Estimate,
+    arithmetic_mean,
+    estimate_geometric,
+    estimate_mean,
+)
+
+RATIOS = ("realized", "end_to_end", "theoretical", "parallelism")
+SHARES = ("well_formed", "two_at_once", "cut", "failed")
+
+DEFINITIONS = {
+    "realized": "baseline's decode time / ours for the prompt: seconds from the first token to the "
+    "end, one request at a time, same engine and process, each side decoded once before it is "
+    "timed, the side that goes first alternating; median over pairs",
+    "end_to_end": "the same of the time from submission to the end, the prompt's pass included",
+    "theoretical": "tokens drawn in the baseline's answer / our sequential_steps",
+    "parallelism": "our completion_tokens / our sequential_steps",
+    "geometric_mean": "of a ratio over prompts; 95% interval by the percentile bootstrap over "
+    "prompts",
+    "arithmetic_mean": "of the same ratios, for comparison alone",
+    "left_out": "prompts without the figure: failed, or a time or count of 0",
+    "accuracy": "mean score of the task, in percent; a failed prompt scores 0",
+    "win_rate": "mean preference of the judge for our answer over the baseline's, in percent; a "
+    "prompt that we failed is lost, one that the judge gave no verdict on is left out",
+    "lc_win_rate": "length-controlled win rate, in percent: the win rate that a logistic model of "
+    "the preferences predicts for answers as long as the baseline's",
+    "well_formed": "share of all prompts whose answer's annotations have no issue but a clamped "
+    "position and whose forked threads all wrote their own end; null for a method without "
+    "annotations",
+    "two_at_once": "share of all prompts in whose answer at least two threads drew a token in one "
+    "step",
+    "cut": "share of all prompts whose answer ended for want of tokens or room",
+    "failed": "share of all prompts that ended in an error on our side",
+    "redundant": "forked threads of which at least half of the distinct runs of three tokens also "
+    "stand in one earlier thread of the answer, or that are empty; of all forked threads",
+    "unjoined": "forked threads that main never read, of all forked threads",
+    "repeats": "prompts whose decodes all gave one text",
+}
+
+
+def figures_of(
+    row: EvalRow, verdicts: Mapping[str, float | None] | None = None, *, has_scores: bool = False
+) -> dict[str, Any]:
+    """The figures of a prompt, flat; None where there is none.
+
+    `verdicts`: the judge's preferences by prompt id, in a run that was judged; a prompt that we
+    failed and the baseline did not has preference 0. `has_scores`: the task scores answers itself;
+    a side that failed has score 0.
+    """
+    ours, baseline = row.ours, row.baseline
+    preference = None if verdicts is None else verdicts.get(row.prompt_id)
+    if verdicts is not None and ours is None and baseline is not None:
+        preference = 0.0
+    return {
+        "number": row.number,
+        "prompt_id": row.prompt_id,
+        "finish_reason": ours.finish_reason if ours else "error",
+        "realized": _over_time(baseline, ours, "decode_s"),
+        "end_to_end": _over_time(baseline, ours, "total_s"),
+        "theoretical": _over(_count(baseline, "drawn_tokens"), _count(ours, "sequential_steps")),
+        "parallelism": _over(_count(ours, "completion_tokens"), _count(ours, "sequential_steps")),
+        "score": _score(row, "ours", has_scores),
+        "baseline_score": _score(row, "baseline", has_scores),
+        "preference": preference,
+        "sequential_steps": _count(ours, "sequential_steps"),
+        "completion_tokens": _count(ours, "completion_tokens"),
+        "control_tokens": _count(ours, "control_tokens"),
+        "baseline_tokens": _count(baseline, "drawn_tokens"),
+        "chars": len(ours.text) if ours else None,
+        "baseline_chars": len(baseline.text) if baseline else None,
+        "forked": len(ours.threads) - 1 if ours else None,
+        "most_at_once": _count(ours, "most_at_once"),
+        "redundant": _count(ours, "redundant"),
+        "unjoined": _count(ours, "unjoined"),
+        "well_formed": ours.well_formed if ours else None,
+        "repeats": ours.repeats if ours else None,
+        "error": "; ".join(f"{side}: {why}" for side, why in row.errors.items()) or None,
+    }
+
+
+def means_of(figures: Sequence[Mapping[str, Any]], seed: int) -> dict[str, dict[str, Any]]:
+    """Of each ratio: geometric mean with its interval, arithmetic mean, and how many prompts."""
+    return {name: _mean(figures, name, seed) for name in RATIOS}
+
+
+def accuracy(figures: Sequence[Mapping[str, Any]], key: str, seed: int) -> Estimate:
+    """The mean of `score` or `baseline_score` in percent. Nothing for a task without scores."""
+    return percent(estimate_mean(values_of(figures, key), seed))
+
+
+def win_rate(figures: Sequence[Mapping[str, Any]], seed: int) -> Estimate:
+    """The mean preference in percent."""
+    return percent(estimate_mean(values_of(figures, "preference"), seed))
+
+
+def shares_of(figures: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Shares of all prompts, failed ones included."""
+    size = len(figures)
+    annotates = any(f["well_formed"] is not None for f in figures)
+    counts = {
+        "well_formed": sum(f["well_formed"] is True for f in figures) if annotates else None,
+        "two_at_once": sum((f["most_at_once"] or 0) >= 2 for f in figures),
+        "cut": sum(f["finish_reason"] == "length" for f in figures),
+        "failed": sum(f["finish_reason"] == "error" for f in figures),
+    }
+    return {name: None if n is None or not size else n / size for name, n in counts.items()}
+
+
+def counts_of(figures: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Totals over all prompts. `failures` counts prompts on which either side ended in an error."""
+    return {
+        "prompts": len(figures),
+        "failures": sum(f["error"] is not None for f in figures),
+        "forked": sum(f["forked"] or 0 for f in figures),
+        "redundant": sum(f["redundant"] or 0 for f in figures),
+        "unjoined": sum(f["unjoined"] or 0 for f in figures),
+        "repeats": sum(f["repeats"] is True for f in figures),
+    }
+
+
+def values_of(figures: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    return [float(f[key]) for f in figures if f[key] is not None]
+
+
+def percent(estimate: Estimate) -> Estimate:
+    """100 times it."""
+    if estimate.value is None or estimate.low is None or estimate.high is None:
+        return NOTHING
+    return Estimate(100 * estimate.value, 100 * estimate.low, 100 * estimate.high)
+
+
+def _mean(figures: Sequence[Mapping[str, Any]], name: str, seed: int) -> dict[str, Any]:
+    values = values_of(figures, name)
+    estimate = estimate_geometric(values, seed)
+    return {
+        "prompts": len(values),
+        "left_out": len(figures) - len(values),
+        "geometric_mean": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "arithmetic_mean": arithmetic_mean(values) if values else None,
+    }
+
+
+def _count(answer: Answered | None, name: str) -> int | None:
+    return None if answer is None else int(getattr(answer, name))
+
+
+def _over(above: float | None, below: float | None) -> float | None:
+    """A positive ratio, else None."""
+    return above / below if above and below else None
+
+
+def _over_time(baseline: Answered | None, ours: Answered | None, name: str) -> float | None:
+    """The median over pairs of the baseline's seconds by ours."""
+    if baseline is None or ours is None:
+        return None
+    pairs = list(zip(getattr(baseline, name), getattr(ours, name), strict=True))
+    if not pairs or any(a <= 0 or b <= 0 for a, b in pairs):
+        return None
+    return float(statistics.median(a / b for a, b in pairs))
+
+
+def _score(row: EvalRow, side: Side, has_scores: bool) -> float | None:
+    answer = row.ours if side == "ours" else row.baseline
+    if answer is not None:
+        return answer.score
+    return 0.0 if has_scores and side in row.errors else None

@@ -1,0 +1,264 @@
+"""The problems of task `multipart`: K small questions to be answered, then one sum of all results.
+
+Every part can be worked out alone, so all can be written at once; the sum cannot be had without
+reading them. A model that does not wait for its threads cannot get it right but by luck. Problems
+are drawn from a seed, and nothing but numbers and the words below is in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from stretto.errors import InvalidInput, UnknownName
+
+VERSION = 1
+"""Raised when the problems of a seed change."""
+
+Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+NUM_PARTS = (4, 5)
+"""How many parts a problem may have."""
+UNIT = 10
+
+WORDS = (
+    "planet", "garden", "bridge", "window", "letter", "summer", "winter", "butter", "pencil",
+    "market", "silver", "forest", "island", "castle", "basket", "bottle", "kitten", "rabbit",
+    "street", "pepper", "carpet", "helmet", "lemon", "apple", "river", "table", "chair", "bread",
+    "stone", "cloud", "house", "green", "sweet", "cheese", "coffee", "dinner", "village", "blanket",
+    "chicken", "balloon", "kitchen", "weather", "teacher", "morning",
+)  # fmt: skip
+ANIMALS = ("cat", "dog", "horse", "cow", "sheep", "pig", "goat", "duck", "bear", "lion", "mouse")
+THINGS = ("cup", "drum", "chair", "spoon", "hat", "box", "key", "book", "lamp", "shoe", "coin")
+ROW_THINGS = ("chairs", "trees", "cars", "plates", "lamps", "books", "boxes", "stones")
+
+OPENINGS = (
+    "Answer every part, then add up the results.",
+    "Work out each of these small questions and then add all the results together.",
+    "There are {count} small questions. Solve each one, then give the sum of all the results.",
+    "Solve the parts one after the other. After that, add their results.",
+)
+CLOSINGS = (
+    "Show the work of every part after its number, and end with: The total is N.",
+    "Write each part after its number. The last sentence must be: The total is N.",
+    "Begin each part with its number and finish with the sentence: The total is N.",
+)
+SUM_MARK = "Add up:"
+
+_TOKENS = re.compile(r"\d|[^\W\d]+|[^\w\s]")
+_PART = re.compile(r"^\((\d+)\)", re.MULTILINE)
+_RESULT = re.compile(r"result is (-?\d+)", re.IGNORECASE)
+_TOTAL = re.compile(r"total(?: of all (?:the )?results)? is:?\s*\**(-?\d+)", re.IGNORECASE)
+_INTEGER = re.compile(r"-?\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A question, its work as a model should write it, and its result."""
+
+    kind: str
+    question: str
+    work: str
+    result: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A prompt with its parts and the sum of their results."""
+
+    prompt: str
+    parts: tuple[Part, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(part.result for part in self.parts)
+
+    @property
+    def response(self) -> str:
+        """The right answer, without annotations."""
+        return "".join(self._sections()) + self._sum()
+
+    def annotated(self, count_tokens: Callable[[str], int] | None = None) -> str:
+        """The right answer with a promise for every part, and a sync before the sum.
+
+        `count_tokens` gives the length of a part in the model's tokens; without it, words, digits
+        and marks are counted. A promise's number is that length, rounded up to a multiple of 10.
+        """
+        count = count_tokens if count_tokens is not None else num_words
+        chunks = []
+        for number, section in enumerate(self._sections(), 1):
+            tokens = -(-count(section) // UNIT) * UNIT
+            promise = f'<promise topic="part {number}" tokens="{tokens}"/>'
+            chunks.append(f"{promise}<async>{section}</async>")
+        return "".join(chunks) + "<sync/>" + self._sum()
+
+    def _sections(self) -> Iterator[str]:
+        for number, part in enumerate(self.parts, 1):
+            yield f"({number}) {part.work} So the result is {part.result}.\n"
+
+    def _sum(self) -> str:
+        total, steps = self.parts[0].result, []
+        for part in self.parts[1:]:
+            steps.append(f"{total} + {part.result} = {total + part.result}")
+            total += part.result
+        return f"{SUM_MARK} {', '.join(steps)}. The total is {total}."
+
+
+@dataclass(frozen=True)
+class Example:
+    """A problem as training data: `strip(annotated) == response`."""
+
+    prompt: str
+    response: str
+    annotated: str
+
+
+def multipart_examples(
+    seed: int, n: int, *, split: Split = "train", count_tokens: Callable[[str], int] | None = None
+) -> list[Example]:
+    """The first `n` problems of a seed in a split, with their answers, plain and annotated."""
+    return [
+        Example(problem.prompt, problem.response, problem.annotated(count_tokens))
+        for problem in problems(seed, n, split)
+    ]
+
+
+def problems(seed: int, n: int, split: Split) -> list[Problem]:
+    """The first `n` different problems of a seed in a split: a function of these three alone.
+
+    Which split a problem is in is a function of its prompt (`split_of`), so no problem of one
+    split is in another, whatever the seeds. Raises `InvalidInput` for `n` below 1.
+    """
+    if split not in SPLITS:
+        raise UnknownName("split", split, list(SPLITS))
+    if n < 1:
+        raise InvalidInput(f"the number of problems must be at least 1, got {n}")
+    found: dict[str, Problem] = {}
+    index = 0
+    while len(found) < n:
+        problem = _draw(random.Random(f"multipart/{VERSION}/{seed}/{index}"))
+        index += 1
+        if split_of(problem.prompt) == split:
+            found.setdefault(problem.prompt, problem)
+    return list(found.values())
+
+
+def split_of(prompt: str) -> Split:
+    """By the SHA-256 of the prompt: 20 % test, 10 % valid, 70 % train."""
+    bucket = int(hashlib.sha256(prompt.encode()).hexdigest()[:8], 16) % 10
+    return "test" if bucket < 2 else "valid" if bucket < 3 else "train"
+
+
+def num_words(text: str) -> int:
+    """Words, digits and marks of a text: about its tokens."""
+    return len(_TOKENS.findall(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What an answer says: the result of each part by its number, and the total, if it has them."""
+
+    results: dict[int, int]
+    total: int | None
+
+
+def read_answer(text: str) -> Reading:
+    """Reads an answer. A part reaches from its number in brackets at the start of a line to the
+    next one, or to the sum; its result is the last "result is N" in it. The total is the last
+    "total is N" of the text; without one, the last whole number in it."""
+    body, _, _ = text.partition(SUM_MARK)
+    marks = list(_PART.finditer(body))
+    ends = [*(mark.start() for mark in marks[1:]), len(body)]
+    results: dict[int, int] = {}
+    for mark, end in zip(marks, ends, strict=True):
+        said = _RESULT.findall(body[mark.end() : end])
+        if said:
+            results.setdefault(int(mark[1]), int(said[-1]))
+    totals = _TOTAL.findall(text) or _INTEGER.findall(text)
+    return Reading(results, int(totals[-1]) if totals else None)
+
+
+# -- drawing -----------------------------------------------------------------------------------
+
+
+def _draw(rng: random.Random) -> Problem:
+    count = rng.choice(NUM_PARTS)
+    parts = tuple(rng.choice(_KINDS)(rng) for _ in range(count))
+    lines = [rng.choice(OPENINGS).format(count=count)]
+    lines += [f"({number}) {part.question}" for number, part in enumerate(parts, 1)]
+    lines.append(rng.choice(CLOSINGS))
+    return Problem("\n".join(lines), parts)
+
+
+def _letters(rng: random.Random) -> Part:
+    word = rng.choice(WORDS)
+    question = rng.choice(
+        ("How many letters are in the word {}?", "Count the letters of the word {}.")
+    )
+    counts = ", ".join(f"{letter} is {place}" for place, letter in enumerate(word, 1))
+    work = f"Go through the letters of {word}: {counts}. There are no more letters."
+    return Part("letters", question.format(word), work, len(word))
+
+
+def _occurrences(rng: random.Random) -> Part:
+    word = rng.choice(WORDS)
+    letter = rng.choice(word)
+    question = rng.choice(
+        ("How often is the letter {} in the word {}?", "Count the letter {} in the word {}.")
+    )
+    seen, steps = 0, []
+    for each in word:
+        seen += each == letter
+        steps.append(f"{each} {'yes' if each == letter else 'no'} {seen}")
+    work = f"Look for {letter} in {word}: {', '.join(steps)}."
+    return Part("occurrences", question.format(letter, word), work, seen)
+
+
+def _chain(rng: random.Random) -> Part:
+    value = rng.randint(2, 6)
+    asked, steps = [f"Start with {value}"], [f"Start with {value}."]
+    for _ in range(3):
+        takes = value >= 4 and rng.random() < 0.4
+        change = rng.randint(1, min(3, value - 1) if takes else 4)
+        after = value - change if takes else value + change
+        sign, verb = ("-", "take away") if takes else ("+", "add")
+        asked.append(f"{verb} {change}")
+        steps.append(f"Now {verb} {change}: {value} {sign} {change} = {after}.")
+        value = after
+    question = f"{asked[0]}, {asked[1]}, {asked[2]} and {asked[3]}."
+    return Part("chain", question, " ".join(steps), value)
+
+
+def _rows(rng: random.Random) -> Part:
+    rows, each = rng.randint(2, 4), rng.randint(2, 4)
+    thing = rng.choice(ROW_THINGS)
+    question = rng.choice(
+        ("How many {2} are in {0} rows of {1} {2}?", "There are {0} rows of {1} {2}. How many?")
+    )
+    steps = [
+        f"Row {row} has {each} {thing}, which makes {row * each} so far."
+        for row in range(1, rows + 1)
+    ]
+    return Part("rows", question.format(rows, each, thing), " ".join(steps), rows * each)
+
+
+def _animals(rng: random.Random) -> Part:
+    count = rng.randint(1, 4)
+    names = rng.sample(ANIMALS, count) + rng.sample(THINGS, 5 - count)
+    rng.shuffle(names)
+    question = rng.choice(("How many of these are animals: {}?", "Count the animals: {}."))
+    seen, steps = 0, []
+    for name in names:
+        is_animal = name in ANIMALS
+        seen += is_animal
+        steps.append(f"{name} is {'an animal' if is_animal else 'a thing'}, {seen} so far.")
+    return Part("animals", question.format(", ".join(names)), " ".join(steps), seen)
+
+
+_KINDS: tuple[Callable[[random.Random], Part], ...] = (
+    _letters, _occurrences, _chain, _rows, _animals,
+)  # fmt: skip

@@ -1,0 +1,12 @@
+"""Task `instruct`: prompts of a user's file. Only a judge can say how good an answer is."""
+
+from __future__ import annotations
+
+from stretto.eval.tasks import Item, Source, Task, from_files
+
+
+def _load(source: Source) -> list[Item]:
+    return from_files("instruct", source, lambda prompt, reference, _: Item(prompt, reference))
+
+
+INSTRUCT = Task("instruct", 1, _load)

@@ -1,0 +1,120 @@
+"""Tasks: prompts, and how an answer to one is scored. One small file each; `get_task` finds one.
+
+A task has a version, which is raised when its prompts or scores change: runs of two versions are
+never compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stretto.data.rows import prompt_id
+from stretto.errors import InvalidInput, UnknownName
+
+TASKS = ("instruct", "gsm8k", "multipart")
+
+
+@dataclass(frozen=True)
+class Score:
+    """How right an answer is, from 0 to 1. `shares`: further figures from 0 to 1, whose means over
+    prompts are told. `details`: what was read in the answer, any JSON."""
+
+    value: float
+    shares: dict[str, float] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Item:
+    """A prompt of a task. `gold`: what its scorer needs, any kind of value; None if nothing."""
+
+    prompt: str
+    gold: Any = None
+
+    @property
+    def prompt_id(self) -> str:
+        return prompt_id(self.prompt)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a task takes its prompts from: users' JSONL files, or a seed and a split.
+
+    `limit`: at most so many prompts, the first ones.
+    """
+
+    paths: tuple[Path, ...] = ()
+    prompt_field: str | None = None
+    reference_field: str | None = None
+    limit: int | None = None
+    seed: int = 0
+    split: str = "test"
+
+
+@dataclass(frozen=True)
+class Task:
+    """`load` gives the items of a source, repeated prompts included. `score` is None for a task
+    whose answers only a judge can weigh."""
+
+    name: str
+    version: int
+    load: Callable[[Source], list[Item]]
+    score: Callable[[Item, str], Score] | None = None
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A task's prompts, each once, in order. `num_repeated`: left out as repetitions."""
+
+    items: tuple[Item, ...]
+    num_repeated: int
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the ids in order: two runs with the same digest had the same prompts."""
+        return hashlib.sha256("\n".join(i.prompt_id for i in self.items).encode()).hexdigest()
+
+
+def get_task(name: str) -> Task:
+    """Raises `UnknownName`."""
+    from stretto.eval.task_gsm8k import GSM8K
+    from stretto.eval.task_instruct import INSTRUCT
+    from stretto.eval.task_multipart import MULTIPART
+
+    known = {task.name: task for task in (INSTRUCT, GSM8K, MULTIPART)}
+    if name not in known:
+        raise UnknownName("task", name, list(known))
+    return known[name]
+
+
+def load_prompts(task: Task, source: Source) -> Prompts:
+    """The prompts of a task. Raises `InvalidInput` where there are none, or none can be read."""
+    items = task.load(source)
+    unique: dict[str, Item] = {}
+    for item in items:
+        unique.setdefault(item.prompt_id, item)
+    return Prompts(tuple(unique.values()), len(items) - len(unique))
+
+
+def from_files(
+    task: str, source: Source, make: Callable[[str, str | None, str], Item]
+) -> list[Item]:
+    """Items of a user's JSONL files: `make(prompt, reference, place)`, the first `limit`."""
+    from stretto.data.rows import read_sources
+
+    if not source.paths:
+        raise InvalidInput(f"task {task} needs prompts; name a JSONL file with --prompts")
+    found = read_sources(
+        source.paths, prompt_field=source.prompt_field, response_field=source.reference_field
+    )
+    if not found:
+        raise InvalidInput(f"{_names(source.paths)} has no prompt; give one a line as JSON")
+    return [make(s.prompt, s.response, s.name) for s in found[: source.limit]]
+
+
+def _names(paths: Sequence[Path]) -> str:
+    return ", ".join(map(str, paths))
