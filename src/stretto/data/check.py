@@ -1,0 +1,235 @@
+"""Whether an annotated response is fit for training, and what is wrong where it is not.
+
+The rules: it parses without an issue; without annotations it is the response, byte for byte; it
+survives being written down and read again; every token of it could have been drawn by the model's
+own runtime, chunk caps included.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from stretto.data.markup import chunks_of
+from stretto.data.rows import Annotated, prompt_id, read_lines
+from stretto.dialects import get_dialect
+from stretto.dialects.base import Parsed, Vocabulary
+from stretto.dialects.pasta import PastaSettings, child_name, default_child_cap
+from stretto.errors import InvalidInput
+from stretto.params import SamplingParams
+from stretto.trace import Trace, is_drawn
+
+if TYPE_CHECKING:
+    from stretto.data.annotators import Annotator
+
+MAX_POSITIONS = 1 << 20
+"""Of an imagined model: whether a row fits a real one's positions is seen in training."""
+NEAR = 20
+"""Code points shown on either side of the first difference."""
+
+
+class Checker:
+    """Checks annotated texts of a dialect with a real tokenizer.
+
+    `settings`: how a promise counts; `reasons` begin with a code, as in `code: what and where`.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        dialect: str = "pasta",
+        settings: PastaSettings | None = None,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.settings = PastaSettings() if settings is None else settings
+        self._dialect = get_dialect(dialect)
+        self._sessions = self._dialect.sessions(vocabulary, self.settings, MAX_POSITIONS)
+
+    def count(self, text: str) -> int:
+        """The number of tokens of a text. Raises `InvalidInput` if it cannot be encoded."""
+        return len(self.vocabulary.encode(text))
+
+    def parse(self, annotated: str) -> Parsed:
+        return self._dialect.parse_text(annotated, self.vocabulary, self.settings, "")
+
+    def refusals(self, response: str) -> list[str]:
+        """Why a response cannot be annotated at all; empty if it can."""
+        if not response.strip():
+            return ["empty-response: there is nothing to annotate"]
+        try:
+            parsed = self.parse(response)
+        except InvalidInput as error:
+            return [f"not-encodable: {error}"]
+        trace = parsed.trace
+        if parsed.issues or trace.num_text_tokens != trace.num_tokens:
+            return ["tags-in-response: it has a tag in its own text, which would be read as one"]
+        return []
+
+    def reasons(self, response: str, annotated: str) -> list[str]:
+        """What is wrong with an annotation of a response; empty if nothing is."""
+        if found := self.refusals(response):
+            return found
+        try:
+            parsed = self.parse(annotated)
+        except InvalidInput as error:
+            return [f"not-encodable: {error}"]
+        found = [f"{i.code}: {_around(annotated, i.at)}" for i in parsed.issues]
+        if parsed.text != response:
+            found.append(f"text-differs: {_difference(response, parsed.text)}")
+        if not found and self._dialect.name == "pasta":
+            found += self._round_trip(parsed.trace, annotated)
+            found += _chunk_faults(parsed.trace, annotated)
+        return found or self._illegal(parsed.trace)
+
+    def _round_trip(self, trace: Trace, annotated: str) -> list[str]:
+        """Text to trace to text, and text to ids, must lead to the same trace."""
+        from stretto.dialects.pasta_text import parse_ids, to_text
+
+        text, _ = to_text(trace, self.vocabulary, self.settings)
+        ids = [token for segment in trace.segments for token in segment.tokens]
+        for form, again in (
+            ("text", self.parse(text).trace),
+            ("ids", parse_ids([], ids, self.vocabulary, self.settings).trace),
+        ):
+            if again.segments != trace.segments:
+                return [f"no-round-trip: read again from {form}, it has other segments"]
+        return []
+
+    def _illegal(self, trace: Trace) -> list[str]:
+        """Tokens that the runtime would not have let the model draw."""
+        from stretto.train.legal import Replay
+
+        replay = Replay([], self._sessions(SamplingParams()), MAX_POSITIONS)
+        for segment in trace.response:
+            for token, origin in zip(segment.tokens, segment.origins, strict=True):
+                if not is_drawn(origin):
+                    continue
+                if segment.thread not in replay.threads:
+                    return [f"not-forked: the runtime would not have forked {segment.thread}"]
+                legal = replay.legal(segment.thread)
+                if legal is not None and not legal.mask[token]:
+                    text = self.vocabulary.decode([token])
+                    return [f"illegal-token: {text!r} in {segment.thread} cannot be drawn there"]
+                replay.draw(segment.thread, token)
+        return []
+
+
+def _chunk_faults(trace: Trace, annotated: str) -> list[str]:
+    """More promises than are forked, chunks without text, and chunks that would be cut off."""
+    found = []
+    chunks = chunks_of(annotated)
+    if len(chunks) > (most := SamplingParams().max_forks):
+        found.append(f"too-many-promises: {len(chunks)}, of which the runtime forks {most}")
+    for number, chunk in enumerate(chunks, start=1):
+        name = child_name(number)
+        drawn = sum(is_drawn(o) for s in trace.of_thread(name) for o in s.origins)
+        cap = default_child_cap(chunk.tokens)
+        if not (chunk.content or "").strip():
+            found.append(f"empty-chunk: promise {number}, {chunk.topic!r}, has no text")
+        elif drawn > cap:
+            found.append(
+                f"chunk-too-long: promise {number}, {chunk.topic!r}, has {drawn} tokens for "
+                f"{chunk.tokens} promised; it is cut off at {cap}"
+            )
+    return found
+
+
+def _around(text: str, at: int) -> str:
+    return f"at {at}, {text[at : at + 2 * NEAR]!r}"
+
+
+def _difference(expected: str, found: str) -> str:
+    pairs = zip(expected, found, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(found)))
+    near = slice(max(0, at - NEAR), at + NEAR)
+    return f"at {at} it has {found[near]!r} where the response has {expected[near]!r}"
+
+
+def load_checker(
+    tokenizer: str | None = None, *, dialect: str = "pasta", unit: int = 10
+) -> Checker:
+    """A checker with the tokenizer of a file, folder or model; by default the embedded model's.
+
+    Raises `InvalidInput` and its kinds if there is none.
+    """
+    from stretto.models.embedded import DEFAULT_MODEL
+    from stretto.tokens import load_vocabulary
+
+    path = Path(tokenizer).expanduser() if tokenizer is not None else None
+    if path is None or not path.exists():
+        from stretto.models import resolve
+
+        path = resolve(DEFAULT_MODEL if tokenizer is None else tokenizer, offline=True).path
+    vocabulary = load_vocabulary(path, get_dialect(dialect).control_forms)
+    return Checker(vocabulary, dialect=dialect, settings=PastaSettings(unit=unit))
+
+
+def dialect_of(annotator: Annotator) -> str:
+    """The dialect that an annotator writes: pasta, unless it says another."""
+    return str(getattr(annotator, "dialect", "pasta"))
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row of a file that is not fit for training. `key` is empty where none could be read."""
+
+    file: str
+    line: int
+    key: str
+    reasons: list[str]
+
+
+@dataclass
+class CheckReport:
+    """What a check of files came to."""
+
+    num_rows: int = 0
+    faults: list[Fault] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rows": self.num_rows,
+            "ok": self.num_rows - len(self.faults),
+            "failed": len(self.faults),
+            "reasons": count_codes(fault.reasons for fault in self.faults),
+        }
+
+
+def count_codes(reasons: Iterator[list[str]] | Sequence[list[str]]) -> dict[str, int]:
+    """How many rows have a reason of each code, most frequent first."""
+    counts = Counter(code for row in reasons for code in {r.partition(":")[0] for r in row})
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def check_file(path: Path, checker: Checker) -> Iterator[Fault | None]:
+    """For each row of a file of annotated rows, in order, what is wrong with it, or None.
+
+    Raises `InvalidInput` for a line that is no JSON object, as it makes the whole file doubtful.
+    """
+    keys: dict[str, int] = {}
+    for number, value in read_lines(path):
+        key, reasons = "", []
+        try:
+            row = Annotated.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            reasons = [f"no-annotated-row: {place}: {first['msg']}"]
+        else:
+            key = row.key
+            if key in keys:
+                reasons.append(f"repeated: line {keys[key]} has the same key")
+            keys.setdefault(key, number)
+            if row.prompt is not None and prompt_id(row.prompt) != row.prompt_id:
+                reasons.append(f"wrong-prompt-id: the prompt's is {prompt_id(row.prompt)}")
+            reasons += checker.reasons(row.response, row.annotated)
+        yield Fault(str(path), number, key, reasons) if reasons else None
