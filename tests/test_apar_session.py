@@ -275,7 +275,7 @@ def test_the_published_limit_of_open_threads() -> None:
 
 
 def hostile(seed: int, p_illegal: float = 1.0) -> Script:
-    """Any ids at all, forks and starts of children above all, with stretches left to the sampler."""
+    """Any ids, forks and starts of children above all, with stretches left to the sampler."""
     written: dict[str, list[int | None]] = {}
 
     def script(thread: str, index: int) -> int | None:
@@ -399,7 +399,8 @@ def test_a_wrapped_model_writes_apar_and_gives_its_pages_back() -> None:
     answer = stream.completion
     assert answer.text == "1. Eat: at noon, slowly\n2. Sleep: at night\nGood."
     assert answer.annotated == (
-        "1. Eat:<fork/><child> at noon, slowly</child>\n2. Sleep:<fork/><child> at night</child>\nGood."
+        "1. Eat:<fork/><child> at noon, slowly</child>\n"
+        "2. Sleep:<fork/><child> at night</child>\nGood."
     )
     assert document(seen) == answer.text
     assert answer.method == "apar"

@@ -1,4 +1,4 @@
-"""Dialect apar, written down: text and ids to traces, what they cost and train, and the way back."""
+"""Dialect apar, written down: text and ids to traces, their cost and labels, and the way back."""
 
 from __future__ import annotations
 

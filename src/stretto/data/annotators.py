@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from stretto.errors import StrettoError, UnknownName
 
-ANNOTATORS = ("teacher", "structure", "likelihood")
+ANNOTATORS = ("teacher", "structure", "likelihood", "apar")
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ def get_annotator(name: str, settings: Mapping[str, Any]) -> Annotator:
         "teacher": _teacher,
         "structure": _structure,
         "likelihood": _likelihood,
+        "apar": _apar,
     }
     if name not in makers:
         raise UnknownName("annotator", name, list(ANNOTATORS))
@@ -92,3 +93,9 @@ def _likelihood() -> Callable[..., Annotator]:
     from stretto.data.likelihood import likelihood_annotator
 
     return likelihood_annotator
+
+
+def _apar() -> Callable[..., Annotator]:
+    from stretto.data.apar_rules import AparRules
+
+    return AparRules
