@@ -209,8 +209,8 @@ def test_torch_is_not_imported() -> None:
 
 PIECES = [
     "1. ", "2. ", "3. ", "\n1. ", "\n2. ", "\n3. ", "Point: ", "a\uff1ab", "word ",
-    "long words here ", ". ", ".", "The first sentence is here. And another one", "\n", "\n\n", " \n\n ", "\r\n", " ",
-    ":", "😀", "\u2028", "Mr. X", "<", "<fork/>", "</child>",
+    "long words here ", ". ", ".", "The first sentence is here. And another one", "\n",
+    "\n\n", " \n\n ", "\r\n", " ", ":", "😀", "\u2028", "Mr. X", "<", "<fork/>", "</child>",
 ]  # fmt: skip
 STRUCTURED = st.builds(
     lambda n, detail, gap, end: gap.join(f"{k}. Item {k}: {detail}" for k in range(1, n + 1)) + end,

@@ -31,6 +31,9 @@ from stretto.train.targets import CLASSES, Places, class_of_control, classes_of
 IGNORE: Final = -100
 """The target of a token that predicts nothing."""
 
+Ends = dict[str, Legal | None]
+"""By thread, the mask under which it draws the end of sequence that ends it."""
+
 ORIGINS: Final[dict[str, Origin]] = {"s": "sampled", "f": "forced", "i": "injected"}
 """The letters of `Answer.origins`."""
 
@@ -169,12 +172,12 @@ class ExampleMaker:
             raise InvalidInput(
                 f"answer {answer.key} cannot be learnt from: {error}; leave it out"
             ) from None
-        end = replay.legal(MAIN) if replay.threads[MAIN].is_open else None
+        ends = {MAIN: replay.legal(MAIN)} if replay.threads[MAIN].is_open else {}
         trace = _with_origins(replay.recorder.freeze(), origins)
         self._check_length(trace)
         legal = [legal for _, legal in draws]
         ended = answer.finish_reason == "stop"
-        return self._example(trace, (legal, end), answer.key, ended=ended)
+        return self._example(trace, (legal, ends), answer.key, ended=ended)
 
     # -- internals -----------------------------------------------------------------------------
 
@@ -185,10 +188,12 @@ class ExampleMaker:
             total = sum(len(s) for s in trace.segments if s.thread == MAIN)
             raise TooLong(max(total, last + 1), self.max_positions)
 
-    def _legal_of(self, trace: Trace, prompt: list[int]) -> tuple[list[Legal | None], Legal | None]:
-        """The mask of each response token's draw, in document order, and that of the end."""
+    def _legal_of(self, trace: Trace, prompt: list[int]) -> tuple[list[Legal | None], Ends]:
+        """The mask of each response token's draw, in document order, and those of the ends."""
         replay = Replay(prompt, self._new_session(), self.max_positions)
         legal: list[Legal | None] = []
+        ends: Ends = {}
+        last = {s.thread: s.id for s in trace.segments}
         for segment in trace.response:
             for token, origin in zip(segment.tokens, segment.origins, strict=True):
                 thread = replay.threads.get(segment.thread)
@@ -197,37 +202,46 @@ class ExampleMaker:
                     continue
                 legal.append(replay.legal(segment.thread))
                 replay.draw(segment.thread, token)
-        end = replay.legal(MAIN) if replay.threads[MAIN].is_open else None
-        return legal, end
+            thread = replay.threads.get(segment.thread)
+            is_over = last[segment.thread] == segment.id and self._dialect.ends_threads
+            if is_over and thread is not None and thread.is_open and thread.parent is not None:
+                ends[thread.name] = replay.legal(thread.name)
+                replay.stop(thread.name)
+        if replay.threads[MAIN].is_open:
+            ends[MAIN] = replay.legal(MAIN)
+        return legal, ends
 
     def _example(
         self,
         trace: Trace,
-        masks: tuple[list[Legal | None], Legal | None],
+        masks: tuple[list[Legal | None], Ends],
         key: str,
         *,
         ended: bool = True,
         issues: tuple[str, ...] = (),
     ) -> Example:
-        legal, end = masks
+        legal, ends = masks
         places = Places(trace)
         numbers = dict(zip(places.response, map(self.table.add, legal), strict=True))
         targets = torch.full((places.num_tokens,), IGNORE)
         classes, rules = torch.full_like(targets, -1), torch.full_like(targets, UNMASKED)
         kinds = classes_of(trace, self._kinds)
         num_illegal = 0
-        ids = labels(trace, self.end_id if ended else None)
+        end_id = self.end_id if ended else None
+        ids = labels(trace, end_id, ends_threads=self._dialect.ends_threads)
         for place, following in places.successors():
             wanted = ids[place[0]][place[1]]
             if wanted is None:
                 continue
-            number = self.table.add(end) if following is None else numbers[following]
+            thread = trace.segments[place[0]].thread
+            number = self.table.add(ends.get(thread)) if following is None else numbers[following]
             if not self.table.allows(number, wanted):
                 num_illegal += 1
                 continue
             row = places.flat(place)
             targets[row], rules[row] = wanted, number
-            classes[row] = CLASSES.index("end" if following is None else kinds[following])
+            end = "end" if thread == MAIN else "close"
+            classes[row] = CLASSES.index(end if following is None else kinds[following])
         flat = [s.id for s in trace.segments for _ in s.tokens]
         return Example(
             key=key,
