@@ -20,6 +20,7 @@ from stretto.data.rows import Annotated, prompt_id, read_lines
 from stretto.dialects import get_dialect
 from stretto.dialects.base import Parsed, Vocabulary
 from stretto.dialects.pasta import PastaSettings, child_name, default_child_cap
+from stretto.dialects.pasta_masks import MAX_TOPIC_TOKENS
 from stretto.errors import InvalidInput
 from stretto.params import SamplingParams
 from stretto.trace import Trace, is_drawn
@@ -84,7 +85,7 @@ class Checker:
             found.append(f"text-differs: {_difference(response, parsed.text)}")
         if not found and self._dialect.name == "pasta":
             found += self._round_trip(parsed.trace, annotated)
-            found += _chunk_faults(parsed.trace, annotated)
+            found += self._chunk_faults(parsed.trace, annotated)
         return found or self._illegal(parsed.trace)
 
     def _round_trip(self, trace: Trace, annotated: str) -> list[str]:
@@ -100,6 +101,32 @@ class Checker:
             if again.segments != trace.segments:
                 return [f"no-round-trip: read again from {form}, it has other segments"]
         return []
+
+    def _chunk_faults(self, trace: Trace, annotated: str) -> list[str]:
+        """More promises than are forked, topics that cannot be drawn, chunks without text, and
+        chunks that would be cut off."""
+        found = []
+        chunks = chunks_of(annotated)
+        if len(chunks) > (most := SamplingParams().max_forks):
+            found.append(f"too-many-promises: {len(chunks)}, of which the runtime forks {most}")
+        for number, chunk in enumerate(chunks, start=1):
+            where = f"promise {number}, {chunk.topic!r},"
+            drawn = [o for s in trace.of_thread(child_name(number)) for o in s.origins]
+            num_drawn, cap = sum(map(is_drawn, drawn)), default_child_cap(chunk.tokens)
+            if (num_topic := self.count(chunk.topic)) > MAX_TOPIC_TOKENS:
+                found.append(
+                    f"topic-too-long: {where} has {num_topic} tokens, at most {MAX_TOPIC_TOKENS}"
+                )
+            if '"' in chunk.topic:
+                found.append(f"topic-with-quote: {where} has a double quote")
+            if not (chunk.content or "").strip():
+                found.append(f"empty-chunk: {where} has no text")
+            elif num_drawn > cap:
+                found.append(
+                    f"chunk-too-long: {where} has {num_drawn} tokens for {chunk.tokens} promised; "
+                    f"it is cut off at {cap}"
+                )
+        return found
 
     def _illegal(self, trace: Trace) -> list[str]:
         """Tokens that the runtime would not have let the model draw."""
@@ -118,26 +145,6 @@ class Checker:
                     return [f"illegal-token: {text!r} in {segment.thread} cannot be drawn there"]
                 replay.draw(segment.thread, token)
         return []
-
-
-def _chunk_faults(trace: Trace, annotated: str) -> list[str]:
-    """More promises than are forked, chunks without text, and chunks that would be cut off."""
-    found = []
-    chunks = chunks_of(annotated)
-    if len(chunks) > (most := SamplingParams().max_forks):
-        found.append(f"too-many-promises: {len(chunks)}, of which the runtime forks {most}")
-    for number, chunk in enumerate(chunks, start=1):
-        name = child_name(number)
-        drawn = sum(is_drawn(o) for s in trace.of_thread(name) for o in s.origins)
-        cap = default_child_cap(chunk.tokens)
-        if not (chunk.content or "").strip():
-            found.append(f"empty-chunk: promise {number}, {chunk.topic!r}, has no text")
-        elif drawn > cap:
-            found.append(
-                f"chunk-too-long: promise {number}, {chunk.topic!r}, has {drawn} tokens for "
-                f"{chunk.tokens} promised; it is cut off at {cap}"
-            )
-    return found
 
 
 def _around(text: str, at: int) -> str:

@@ -23,10 +23,20 @@ Message = Mapping[str, str]
 FIRST_WAIT_S = 1.0
 MAX_WAIT_S = 60.0
 MAX_RETRY_AFTER_S = 600.0
-CHARS_PER_TOKEN = 2
-"""For a bound on a prompt's tokens before the endpoint counts them: texts have more."""
+CHARS_PER_TOKEN, BYTES_PER_TOKEN = 2, 3
+"""For a bound on a text's tokens before the endpoint counts them: texts have more."""
+TOKENS_PER_MESSAGE = 8
+"""A bound on what a chat template adds to each message."""
+MIN_KEY = 8
+"""A shorter key is a placeholder, such as a local server's, and no secret."""
 
 RETRIED = frozenset({408, 409, 425, 429})
+OF_THE_REQUEST = frozenset({400, 413, 422})
+"""Refusals that are about one request, such as a prompt that is too long."""
+
+
+class Refused(InvalidInput):
+    """The endpoint will not answer this request; others it may."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,11 @@ class Endpoint:
             raise InvalidInput(f"attempts must be at least 1, got {self.max_attempts}")
         if not self.timeout_s > 0:
             raise InvalidInput(f"the timeout must be above 0 s, got {self.timeout_s}")
+        if self.url is not None and ("@" in self.url or "?" in self.url):
+            raise InvalidInput(
+                "the endpoint's address has a user or a query in it, where secrets may be; give "
+                f"the key in {self.api_key_env}"
+            )
 
     def cost(self, tokens_in: int, tokens_out: int) -> float:
         """Dollars; 0 where there are no prices."""
@@ -61,29 +76,32 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Reply:
-    """What an endpoint said, and what it counted. `finish_reason` is its own word."""
+    """What an endpoint said, and what it counted. `finish_reason` and `model` are its own words."""
 
     text: str
     tokens_in: int
     tokens_out: int
     cost: float
     finish_reason: str | None = None
+    model: str | None = None
 
 
 @dataclass
 class Ledger:
-    """What was asked and paid in this run, and before it if that was added."""
+    """What was asked and paid in this run, and before it if that was added. `estimated` replies
+    came without counts, and are booked with bounds on them."""
 
     requests: int = 0
     retries: int = 0
     failures: int = 0
+    estimated: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     cost: float = 0.0
     _reserved: float = field(default=0.0, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        names = ("requests", "retries", "failures", "tokens_in", "tokens_out")
+        names = ("requests", "retries", "failures", "estimated", "tokens_in", "tokens_out")
         return {name: getattr(self, name) for name in names} | {"cost": round(self.cost, 6)}
 
 
@@ -97,11 +115,13 @@ class Client:
         self.ledger = Ledger()
         self._sleep = sleep
         self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
         key = os.environ.get(endpoint.api_key_env)
         if key is None and endpoint.url is None:
             raise InvalidInput(
                 f"environment variable {endpoint.api_key_env} is not set; set it to your key"
             )
+        self._key = key or ""
         self._openai = openai.OpenAI(
             api_key=key or "none",
             base_url=endpoint.url,
@@ -115,7 +135,8 @@ class Client:
         What may pass (no connection, a timeout, 408, 409, 425, 429, 5xx) is tried again up to
         `max_attempts` times, after the endpoint's Retry-After or 1, 2, 4, ... seconds; then
         `Unanswered`. `Exhausted`, before asking, where the worst case would pass `max_cost`.
-        `InvalidInput` for what will not pass, such as a wrong key.
+        `Refused` for a request that it will not answer, `InvalidInput` for what no request will
+        pass, such as a wrong key. The key is in no message, and in no reply.
         """
         reserve = self._reserve(messages)
         try:
@@ -130,8 +151,9 @@ class Client:
                         min(FIRST_WAIT_S * 2**attempt, MAX_WAIT_S) if wait_s is None else wait_s
                     )
         finally:
-            with self._lock:
+            with self._freed:
                 self.ledger._reserved -= reserve
+                self._freed.notify_all()
         with self._lock:
             self.ledger.failures += 1
         raise Unanswered(
@@ -148,53 +170,78 @@ class Client:
         """A reply; or how long to wait before the next try, None where nothing says."""
         import openai
 
+        limit = {"max_tokens": self.endpoint.max_tokens}
+        if "max_completion_tokens" in params:
+            limit = {}
         try:
             answer = self._openai.chat.completions.create(
                 model=self.endpoint.model,
                 messages=[dict(m) for m in messages],  # type: ignore[misc]
-                **{"max_tokens": self.endpoint.max_tokens} | params,
+                **limit | params,
             )
         except openai.APIStatusError as error:
             if error.status_code not in RETRIED and error.status_code < 500:
-                raise InvalidInput(
+                kind = Refused if error.status_code in OF_THE_REQUEST else InvalidInput
+                raise kind(
                     f"{self.endpoint.model} refused with status {error.status_code}: "
-                    f"{_first_line(error)}; check model, address and key"
+                    f"{self._scrubbed(_first_line(error))}; check model, address and key"
                 ) from None
             return _retry_after(error.response.headers.get("retry-after"))
         except (openai.APIConnectionError, openai.APIResponseValidationError, ValueError):
             return None
-        return self._booked(answer)
+        return self._booked(answer, most_tokens(messages))
 
-    def _booked(self, answer: Any) -> Reply | None:
+    def _booked(self, answer: Any, most_in: int) -> Reply | None:
         """The reply in a response, its tokens in the ledger; None for a response without one."""
+        choices: Any = getattr(answer, "choices", None) or [None]
+        text = getattr(getattr(choices[0], "message", None), "content", None)
         usage = getattr(answer, "usage", None)
         tokens_in = int(getattr(usage, "prompt_tokens", 0) or 0)
         tokens_out = int(getattr(usage, "completion_tokens", 0) or 0)
+        is_estimated = usage is None and isinstance(text, str)
+        if is_estimated:
+            tokens_in, tokens_out = most_in, most_tokens([{"content": str(text)}])
         cost = self.endpoint.cost(tokens_in, tokens_out)
         with self._lock:
             self.ledger.requests += 1
+            self.ledger.estimated += is_estimated
             self.ledger.tokens_in += tokens_in
             self.ledger.tokens_out += tokens_out
             self.ledger.cost += cost
-        choices: Any = getattr(answer, "choices", None) or [None]
-        text = getattr(getattr(choices[0], "message", None), "content", None)
         if not isinstance(text, str):
             return None
-        return Reply(text, tokens_in, tokens_out, cost, choices[0].finish_reason)
+        model, reason = getattr(answer, "model", None), choices[0].finish_reason
+        return Reply(self._scrubbed(text), tokens_in, tokens_out, cost, reason, model)
+
+    def _scrubbed(self, text: str) -> str:
+        """What the endpoint says, without the key if it should say that too."""
+        return text.replace(self._key, "[key]") if len(self._key) >= MIN_KEY else text
 
     def _reserve(self, messages: Sequence[Message]) -> float:
-        """Sets aside the most that one reply can cost. Raises `Exhausted`."""
-        most_in = sum(len(m["content"]) for m in messages) // CHARS_PER_TOKEN + 16
-        most = self.endpoint.cost(most_in, self.endpoint.max_tokens)
-        cap = self.endpoint.max_cost
-        with self._lock:
-            if cap is not None and self.ledger.cost + self.ledger._reserved + most > cap:
-                raise Exhausted(
-                    f"the next request could pass the cap of ${cap:g}: ${self.ledger.cost:.4f} "
-                    "are spent; raise the cap to go on"
-                )
-            self.ledger._reserved += most
+        """Sets aside the most that one reply can cost, waiting for what others have set aside.
+        Raises `Exhausted`."""
+        most = self.endpoint.cost(most_tokens(messages), self.endpoint.max_tokens)
+        cap, ledger = self.endpoint.max_cost, self.ledger
+        with self._freed:
+            while cap is not None and ledger.cost + ledger._reserved + most > cap:
+                if ledger.cost + most > cap:
+                    raise Exhausted(
+                        f"the next request could pass the cap of ${cap:g}: ${ledger.cost:.4f} "
+                        "are spent; raise the cap to go on"
+                    )
+                self._freed.wait()
+            ledger._reserved += most
         return most
+
+
+def most_tokens(messages: Sequence[Message]) -> int:
+    """A bound from above on the tokens of messages in nearly any tokenizer."""
+    texts = [message["content"] for message in messages]
+    return sum(
+        max(len(text) // CHARS_PER_TOKEN, len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
+        + TOKENS_PER_MESSAGE
+        for text in texts
+    )
 
 
 def _retry_after(value: str | None) -> float | None:
