@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stretto.cli import bench, data, doctor, model, run, trace
+from stretto.cli import bench, data, doctor, eval_app, model, run, trace
 
 STDOUT_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -27,6 +27,7 @@ app.add_typer(trace.app, name="trace")
 app.add_typer(model.app, name="model")
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
+app.add_typer(eval_app.app, name="eval")
 app.command()(doctor.doctor)
 
 

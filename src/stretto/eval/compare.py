@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from stretto.bench.report import to_csv
 from stretto.errors import InvalidInput
-from stretto.eval.folder import Run, first_difference
+from stretto.eval.folder import Run, first_difference, write_json
 from stretto.eval.lcwr import difficulties
 from stretto.eval.metrics import means_of, percent, shares_of
 from stretto.eval.statistics import Estimate, paired_difference, paired_ratio
-from stretto.eval.summary import Figures, figures, judged, qualities
+from stretto.eval.summary import QUALITIES, Figures, figures, judged, qualities
+from stretto.files import write_atomically
 
 COMPARED_RATIOS = ("realized", "theoretical", "parallelism")
 
@@ -76,6 +79,41 @@ def compare(runs: Sequence[Run], seed: int = 0) -> dict[str, Any]:
         for line in _paired(tables[run.name], first, seed)
     ]
     return {"runs": rows, "paired": paired, "judge": judge_of(runs[0]), "definitions": DEFINITIONS}
+
+
+def text_of(result: Mapping[str, Any]) -> str:
+    """The comparison for people: a table of runs, then one of paired differences."""
+    from stretto.bench.report import format_table
+
+    shown = [_shown(row) for row in result["runs"]]
+    paired = [{k: v for k, v in line.items() if k != "to"} for line in result["paired"]]
+    first = result["runs"][0]["run"]
+    parts = [format_table(shown)]
+    if paired:
+        parts.append(f"paired with {first}:\n{format_table(paired)}")
+    return "\n\n".join(parts)
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the table: figures with their intervals in one column each, what nobody has left
+    out by `None`."""
+    shown: dict[str, Any] = {"run": row["run"], "prompts": row["prompts"]}
+    shown["failures"] = row["failures"]
+    for name in (*QUALITIES, *COMPARED_RATIOS):
+        shown[name] = None
+        if row[name] is not None:
+            digits = 2 if name in COMPARED_RATIOS else 1
+            low, high = row[f"{name}_low"], row[f"{name}_high"]
+            shown[name] = f"{row[name]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    return shown | {name: row[name] for name in ("well_formed", "two_at_once", "redundant")}
+
+
+def save(out: Path, result: Mapping[str, Any]) -> None:
+    """Writes `runs.csv`, `paired.csv` (where there is more than one run) and `compare.json`."""
+    write_atomically(out / "runs.csv", to_csv(result["runs"]).encode())
+    if result["paired"]:
+        write_atomically(out / "paired.csv", to_csv(result["paired"]).encode())
+    write_json(out / "compare.json", dict(result))
 
 
 def _row(

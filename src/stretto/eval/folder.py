@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,11 @@ def load_run(path: Path, judge: str | None = None) -> Run:
     Raises `InvalidInput` for what is no run or not finished, and where it is not clear whose
     verdicts are meant.
     """
+    return replace(unjudged_run(path), verdicts=read_verdicts(path, judge))
+
+
+def unjudged_run(path: Path) -> Run:
+    """A run from its folder, whatever verdicts there are. Raises as `load_run`."""
     config = read_config(path)
     rows = sorted(read_rows(path / ROWS, EvalRow), key=lambda row: row.number)
     wanted = config["task"]["num_prompts"]
@@ -99,7 +104,7 @@ def load_run(path: Path, judge: str | None = None) -> Run:
         raise InvalidInput(
             f"{path} is not finished ({len(rows)} of {wanted} prompts); run its command again"
         )
-    return Run(path, config, tuple(rows), read_verdicts(path, judge))
+    return Run(path, config, tuple(rows))
 
 
 def read_config(path: Path) -> JsonObject:

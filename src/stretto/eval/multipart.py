@@ -7,20 +7,21 @@ are drawn from a seed, and nothing but numbers and the words below is in them.
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
+from stretto.data.rows import Annotated, prompt_id
+from stretto.data.select import Split
 from stretto.errors import InvalidInput, UnknownName
 
 VERSION = 1
 """Raised when the problems of a seed change."""
 
-Split = Literal["train", "valid", "test"]
-SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+SPLITS = {"train": Split(0, 70), "valid": Split(70, 80), "test": Split(80, 100)}
+"""Percents of the prompts' hashes."""
 NUM_PARTS = (4, 5)
 """How many parts a problem may have."""
 UNIT = 10
@@ -118,7 +119,7 @@ class Example:
 
 
 def multipart_examples(
-    seed: int, n: int, *, split: Split = "train", count_tokens: Callable[[str], int] | None = None
+    seed: int, n: int, *, split: str = "train", count_tokens: Callable[[str], int] | None = None
 ) -> list[Example]:
     """The first `n` problems of a seed in a split, with their answers, plain and annotated."""
     return [
@@ -127,14 +128,40 @@ def multipart_examples(
     ]
 
 
-def problems(seed: int, n: int, split: Split) -> list[Problem]:
+def multipart_rows(
+    seed: int,
+    n: int,
+    *,
+    split: str = "train",
+    annotated: bool = True,
+    count_tokens: Callable[[str], int] | None = None,
+) -> list[dict[str, Any]]:
+    """The same as lines of a file: `Annotated` rows to train on, else `prompt` and `answer`, the
+    latter with the expected number after `####`."""
+    found = problems(seed, n, split)
+    if not annotated:
+        return [{"prompt": p.prompt, "answer": f"{p.response}\n#### {p.total}"} for p in found]
+    return [
+        Annotated(
+            prompt_id=prompt_id(problem.prompt),
+            prompt=problem.prompt,
+            response=problem.response,
+            annotated=problem.annotated(count_tokens),
+            annotator=f"multipart-{VERSION}",
+        ).model_dump(exclude_none=True)
+        for problem in found
+    ]
+
+
+def problems(seed: int, n: int, split: str) -> list[Problem]:
     """The first `n` different problems of a seed in a split: a function of these three alone.
 
-    Which split a problem is in is a function of its prompt (`split_of`), so no problem of one
-    split is in another, whatever the seeds. Raises `InvalidInput` for `n` below 1.
+    Which split a problem is in is a function of its prompt, so no problem of one split is in
+    another, whatever the seeds. Raises `UnknownName`, and `InvalidInput` for `n` below 1.
     """
     if split not in SPLITS:
         raise UnknownName("split", split, list(SPLITS))
+    chosen = SPLITS[split]
     if n < 1:
         raise InvalidInput(f"the number of problems must be at least 1, got {n}")
     found: dict[str, Problem] = {}
@@ -142,15 +169,9 @@ def problems(seed: int, n: int, split: Split) -> list[Problem]:
     while len(found) < n:
         problem = _draw(random.Random(f"multipart/{VERSION}/{seed}/{index}"))
         index += 1
-        if split_of(problem.prompt) == split:
+        if chosen.holds(prompt_id(problem.prompt)):
             found.setdefault(problem.prompt, problem)
     return list(found.values())
-
-
-def split_of(prompt: str) -> Split:
-    """By the SHA-256 of the prompt: 20 % test, 10 % valid, 70 % train."""
-    bucket = int(hashlib.sha256(prompt.encode()).hexdigest()[:8], 16) % 10
-    return "test" if bucket < 2 else "valid" if bucket < 3 else "train"
 
 
 def num_words(text: str) -> int:
@@ -171,13 +192,12 @@ def read_answer(text: str) -> Reading:
     next one, or to the sum; its result is the last "result is N" in it. The total is the last
     "total is N" of the text; without one, the last whole number in it."""
     body, _, _ = text.partition(SUM_MARK)
-    marks = list(_PART.finditer(body))
-    ends = [*(mark.start() for mark in marks[1:]), len(body)]
     results: dict[int, int] = {}
-    for mark, end in zip(marks, ends, strict=True):
-        said = _RESULT.findall(body[mark.end() : end])
+    _, *pieces = _PART.split(body)  # number, its text, number, its text …
+    for number, part in zip(pieces[::2], pieces[1::2], strict=True):
+        said = _RESULT.findall(part)
         if said:
-            results.setdefault(int(mark[1]), int(said[-1]))
+            results.setdefault(int(number), int(said[-1]))
     totals = _TOTAL.findall(text) or _INTEGER.findall(text)
     return Reading(results, int(totals[-1]) if totals else None)
 

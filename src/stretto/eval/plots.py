@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from stretto.bench.report import to_csv
 from stretto.errors import InvalidInput, UnknownName
 from stretto.eval.compare import COMPARED_RATIOS
-from stretto.eval.summary import QUALITIES
+from stretto.eval.summary import QUALITIES, baseline_accuracy, figures
 from stretto.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from stretto.eval.folder import Run
 
 LABELS = {
     "realized": "realized speed-up",
@@ -40,6 +42,16 @@ def choose_quality(rows: Sequence[Mapping[str, Any]], wanted: str | None) -> str
     raise InvalidInput(
         f"not all runs have a quality {' or '.join(names)}; judge them first (stretto eval judge)"
     )
+
+
+def baseline_quality(run: Run, quality: str) -> float | None:
+    """The quality of a run's baseline: its accuracy, or 50 where it is what is won against; None
+    without one."""
+    if not run.has_baseline:
+        return None
+    if quality != "accuracy":
+        return 50.0
+    return baseline_accuracy(run, figures(run)).value
 
 
 def points_of(
@@ -107,8 +119,7 @@ def save_plots(
     each; those that no run has are left out. Returns the names of the files."""
     written = []
     for speed in COMPARED_RATIOS:
-        own = None if speed == "parallelism" and baseline is None else baseline
-        points = points_of(rows, speed, quality, own)
+        points = points_of(rows, speed, quality, baseline)
         if all(point["run"] == BASELINE for point in points):
             continue
         picture = io.BytesIO()

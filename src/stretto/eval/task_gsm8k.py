@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from stretto.errors import InvalidInput
 from stretto.eval.judges.exact import last_number
-from stretto.eval.tasks import Item, Score, Source, Task, from_files
+from stretto.eval.tasks import Item, Loaded, Score, Source, Task, from_files
 
 REQUEST = "\nWork it out step by step. End with the answer as a number alone on the last line."
 """Appended to every problem: the last number must be the answer."""
 
 
-def _load(source: Source) -> list[Item]:
+def _load(source: Source) -> Loaded:
     return from_files("gsm8k", source, _item)
 
 

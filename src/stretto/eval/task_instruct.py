@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stretto.eval.tasks import Item, Source, Task, from_files
+from stretto.eval.tasks import Item, Loaded, Source, Task, from_files
 
 
-def _load(source: Source) -> list[Item]:
+def _load(source: Source) -> Loaded:
     return from_files("instruct", source, lambda prompt, reference, _: Item(prompt, reference))
 
 

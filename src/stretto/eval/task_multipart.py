@@ -8,20 +8,20 @@ as it is and ruin the second.
 
 from __future__ import annotations
 
-from stretto.errors import UnknownName
-from stretto.eval.multipart import SPLITS, VERSION, Problem, problems, read_answer
-from stretto.eval.tasks import Item, Score, Source, Task
+from stretto.errors import InvalidInput
+from stretto.eval.multipart import VERSION, Problem, problems, read_answer
+from stretto.eval.tasks import Item, Loaded, Score, Source, Task
 
 NUM_PROBLEMS = 100
 """Without a limit: enough for an interval of some ten points."""
 
 
-def _load(source: Source) -> list[Item]:
-    if source.split not in SPLITS:
-        raise UnknownName("split", source.split, list(SPLITS))
+def _load(source: Source) -> Loaded:
+    if source.paths or source.skip_if:
+        raise InvalidInput("task multipart makes its own prompts; leave out --prompts, --skip-if")
     count = NUM_PROBLEMS if source.limit is None else source.limit
-    found = problems(source.seed, count, source.split)
-    return [Item(problem.prompt, problem) for problem in found]
+    found = problems(source.seed, count, source.split or "test")
+    return Loaded([Item(problem.prompt, problem) for problem in found])
 
 
 def score(item: Item, text: str) -> Score:

@@ -7,7 +7,7 @@ never compared.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,11 @@ class Item:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a task takes its prompts from: users' JSONL files, or a seed and a split.
+    """Where a task takes its prompts from: users' JSONL files, or a seed.
 
-    `limit`: at most so many prompts, the first ones.
+    `split`: of files a range of percents of the prompts' hashes, of problems that are made a name;
+    empty: the task's own choice, which is all of a file. `skip_if`, `limit`: as in
+    `stretto.data.select`.
     """
 
     paths: tuple[Path, ...] = ()
@@ -52,26 +54,37 @@ class Source:
     reference_field: str | None = None
     limit: int | None = None
     seed: int = 0
-    split: str = "test"
+    split: str = ""
+    skip_if: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Items in order, repeated prompts included, and how many lines were left out for which
+    reason."""
+
+    items: list[Item]
+    left_out: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Task:
-    """`load` gives the items of a source, repeated prompts included. `score` is None for a task
-    whose answers only a judge can weigh."""
+    """`load` gives the items of a source. `score` is None for a task whose answers only a judge can
+    weigh."""
 
     name: str
     version: int
-    load: Callable[[Source], list[Item]]
+    load: Callable[[Source], Loaded]
     score: Callable[[Item, str], Score] | None = None
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """A task's prompts, each once, in order. `num_repeated`: left out as repetitions."""
+    """A task's prompts, each once, in order. `left_out`: lines by the reason that they are not in
+    it, repetitions included."""
 
     items: tuple[Item, ...]
-    num_repeated: int
+    left_out: dict[str, int]
 
     @property
     def digest(self) -> str:
@@ -93,28 +106,32 @@ def get_task(name: str) -> Task:
 
 def load_prompts(task: Task, source: Source) -> Prompts:
     """The prompts of a task. Raises `InvalidInput` where there are none, or none can be read."""
-    items = task.load(source)
+    loaded = task.load(source)
     unique: dict[str, Item] = {}
-    for item in items:
+    for item in loaded.items:
         unique.setdefault(item.prompt_id, item)
-    return Prompts(tuple(unique.values()), len(items) - len(unique))
+    left_out = dict(loaded.left_out)
+    if len(unique) < len(loaded.items):
+        left_out["repetition"] = len(loaded.items) - len(unique)
+    if not unique:
+        counts = ", ".join(f"{reason} {n}" for reason, n in left_out.items())
+        raise InvalidInput(f"no prompt is left ({counts or 'the files are empty'}); choose others")
+    return Prompts(tuple(unique.values()), left_out)
 
 
-def from_files(
-    task: str, source: Source, make: Callable[[str, str | None, str], Item]
-) -> list[Item]:
-    """Items of a user's JSONL files: `make(prompt, reference, place)`, the first `limit`."""
+def from_files(task: str, source: Source, make: Callable[[str, str | None, str], Item]) -> Loaded:
+    """Items of a user's JSONL files: `make(prompt, reference, place)` of each line selected."""
     from stretto.data.rows import read_sources
+    from stretto.data.select import Selection, Split, select
 
     if not source.paths:
         raise InvalidInput(f"task {task} needs prompts; name a JSONL file with --prompts")
+    split = Split.parse(source.split) if source.split else Split()
     found = read_sources(
-        source.paths, prompt_field=source.prompt_field, response_field=source.reference_field
+        source.paths,
+        prompt_field=source.prompt_field,
+        response_field=source.reference_field,
+        keep_fields=source.skip_if,
     )
-    if not found:
-        raise InvalidInput(f"{_names(source.paths)} has no prompt; give one a line as JSON")
-    return [make(s.prompt, s.response, s.name) for s in found[: source.limit]]
-
-
-def _names(paths: Sequence[Path]) -> str:
-    return ", ".join(map(str, paths))
+    kept, left_out = select(found, Selection(split, source.skip_if, source.limit))
+    return Loaded([make(s.prompt, s.response, s.name) for s in kept], left_out)

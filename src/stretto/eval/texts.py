@@ -21,6 +21,7 @@ def source_of(run: Run, paths: Sequence[Path] = ()) -> Source:
         limit=task["limit"],
         seed=run.config["sampling"]["seed"],
         split=task["split"],
+        skip_if=tuple(task["skip_if"]),
     )
 
 

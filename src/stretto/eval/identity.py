@@ -1,0 +1,62 @@
+"""Which model, as a run's settings tell it: its name, a mark of its weights, who taught it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stretto.eval.judges.base import judges_of
+
+if TYPE_CHECKING:
+    from stretto.lm import LM
+
+MARKED = ("*.safetensors", "*.gguf", "config.json", "adapter_config.json", "stretto.json")
+"""Files that decide what a model answers."""
+ENDS_BYTES = 1 << 20
+"""Of a longer file, so many bytes at its beginning and end are read: weights that were trained
+differ everywhere."""
+
+
+def describe_side(lm: LM, name: str, method: str, without: Sequence[str] = ()) -> dict[str, Any]:
+    """A side of a run as JSON. `name`: as the model was asked for; of a path only the last part is
+    told. `scored_by`: identities of the judges it was trained to please."""
+    from stretto.methods import get_method
+
+    folder = folder_of(name)
+    return {
+        "model": Path(name).resolve().name if Path(name).exists() else name,
+        "fingerprint": None if folder is None else fingerprint(folder),
+        "dialect": lm.card.dialect,
+        "method": get_method(method, lm.card.dialect).name,
+        "without": list(without),
+        "scored_by": [] if folder is None else judges_of(folder),
+    }
+
+
+def folder_of(name: str) -> Path | None:
+    """The folder of a model on this disk; None if it has none."""
+    from stretto.errors import StrettoError
+    from stretto.models import resolve
+
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        return resolve(name, offline=True).path
+    except StrettoError:
+        return None
+
+
+def fingerprint(folder: Path) -> str:
+    """12 hex digits of the sizes and ends of the files that decide what a model answers."""
+    digest = hashlib.sha256()
+    for pattern in MARKED:
+        for path in sorted(folder.glob(pattern)):
+            size = path.stat().st_size
+            digest.update(f"{path.name}\n{size}\n".encode())
+            with path.open("rb") as file:
+                digest.update(file.read(ENDS_BYTES))
+                file.seek(max(0, size - ENDS_BYTES))
+                digest.update(file.read())
+    return digest.hexdigest()[:12]
