@@ -100,15 +100,7 @@ class Batch:
 def model_masks(batch: Batch, config: Any, dtype: torch.dtype) -> Any:
     """What a Hugging Face model takes as `attention_mask`, as `engines.hf` gives it: a mask of
     each layer type or, for a model without layer types, one."""
-    return _as_the_model_wants(batch.visible(), batch.positions, config, dtype)
-
-
-def _as_the_model_wants(
-    visible: Bool[Tensor, "queries keys"],
-    positions: Int[Tensor, "queries"],
-    config: Any,
-    dtype: torch.dtype,
-) -> Any:
+    visible, positions = batch.visible(), batch.positions
     masks = {"full_attention": visible[None, None]}
     window = sliding_window(config)
     if window is not None:
