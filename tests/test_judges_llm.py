@@ -323,6 +323,17 @@ def test_a_wrong_key_ends_the_run_at_once() -> None:
         assert len(server.requests) <= 8
 
 
+def test_a_comparison_that_is_refused_is_left_out_and_the_others_are_not() -> None:
+    def respond(request: dict[str, Any], number: int) -> tuple[int, Any, dict[str, str]]:
+        if "bad" in shown(request):
+            return 400, {"error": {"message": "too long"}}, {}
+        return prefers("good", 1.0)(request, number)
+
+    with judging(respond) as (judge, *_):
+        assert qualities(judge, QUESTION) == [[9, None]]
+        assert judge.num_missing == 4
+
+
 def test_an_endpoint_that_is_not_there_is_unanswered() -> None:
     server = Server(prefers("good", 1.0))
     server.close()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stretto.data.annotators import Unanswered
-from stretto.data.client import Client, Endpoint
+from stretto.data.client import Client, Endpoint, Refused
 from stretto.data.rows import Row
 from stretto.data.store import Store
 from stretto.errors import InvalidInput
@@ -194,7 +194,10 @@ class LLMJudge:
         messages = messages_of(prompt, first, second)
         name = reply_id(self._identity, messages)
         for attempt in range(ATTEMPTS):
-            reply = self._reply(name, attempt, messages)
+            try:
+                reply = self._reply(name, attempt, messages)
+            except Refused:  # this comparison alone, such as one that is too long
+                break
             ordered = parse_reply(reply)
             if ordered is not None:
                 return ordered
