@@ -22,16 +22,24 @@ from stretto.train.batches import Batch, additive
 NAME = "stretto_blocks"
 """Of this attention in transformers, and of the argument that carries the blocks to it."""
 
+QUERIES = 256
+"""Rows of one product: keys that none of them sees are left out, half of all in a long answer."""
+
 LONGEST_PRODUCT = 1024
 """Tokens of an example up to which all its scores are held; beyond, SDPA keeps memory flat."""
 
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The bounds of a batch's examples, and of each the additive mask of each layer type."""
+    """The bounds of a batch's examples, and of each the additive mask of each layer type.
+
+    `reach[e]` holds, for each run of `QUERIES` rows, the first key that none of them sees and that
+    nothing seen comes after.
+    """
 
     bounds: tuple[tuple[int, int], ...]
     masks: dict[str, list[Float[Tensor, "tokens tokens"]]]
+    reach: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, batch: Batch, config: Any, dtype: torch.dtype) -> Blocks:
@@ -39,14 +47,17 @@ class Blocks:
         masks: dict[str, list[Tensor]] = {"full_attention": []}
         if window is not None:
             masks["sliding_attention"] = []
+        reach = []
         for start, end in batch.bounds:
             visible = batch.visible(start, end)
+            last = [int(part.any(0).nonzero().max()) + 1 for part in visible.split(QUERIES)]
+            reach.append(tuple(last))
             masks["full_attention"].append(additive(visible, dtype))
             if window is not None:
                 at = batch.positions[start:end]
                 near = at[None, :] > at[:, None] - window
                 masks["sliding_attention"].append(additive(visible & near, dtype))
-        return cls(batch.bounds, masks)
+        return cls(batch.bounds, masks, tuple(reach))
 
 
 def suits(model: Any, batch: Batch) -> bool:
@@ -92,26 +103,33 @@ def _attend(
     typed = config.model_type not in WITHOUT_LAYER_TYPES and len(blocks.masks) > 1
     kind = config.layer_types[module.layer_idx] if typed else "full_attention"
     parts = []
-    for (start, end), mask in zip(blocks.bounds, blocks.masks[kind], strict=True):
-        part = [states[0, :, start:end] for states in (query, key, value)]
-        attend = _by_products if end - start <= LONGEST_PRODUCT else _by_sdpa
-        parts.append(attend(*part, mask, scaling).transpose(0, 1))
+    for (start, end), mask, reach in zip(
+        blocks.bounds, blocks.masks[kind], blocks.reach, strict=True
+    ):
+        own = tuple(states[0, :, start:end] for states in (query, key, value))
+        if end - start > LONGEST_PRODUCT:
+            parts.append(_by_sdpa(*own, mask, scaling).transpose(0, 1))
+            continue
+        for first, last in zip(range(0, end - start, QUERIES), reach, strict=True):
+            rows = slice(first, first + QUERIES)
+            seen = own[0][:, rows], own[1][:, :last], own[2][:, :last]
+            parts.append(_by_products(*seen, mask[rows, :last], scaling).transpose(0, 1))
     return torch.cat(parts)[None], None
 
 
 def _by_products(
     query: Float[Tensor, "heads tokens dim"],
-    key: Float[Tensor, "kv_heads tokens dim"],
-    value: Float[Tensor, "kv_heads tokens dim"],
-    mask: Float[Tensor, "tokens tokens"],
+    key: Float[Tensor, "kv_heads keys dim"],
+    value: Float[Tensor, "kv_heads keys dim"],
+    mask: Float[Tensor, "tokens keys"],
     scaling: float,
 ) -> Float[Tensor, "heads tokens dim"]:
-    heads, tokens, dim = query.shape
+    (heads, tokens, dim), num_keys = query.shape, key.shape[1]
     groups = heads // key.shape[0]
     rows = (query * scaling).reshape(-1, groups * tokens, dim)
-    scores = torch.bmm(rows, key.transpose(1, 2)).view(-1, groups, tokens, tokens) + mask
+    scores = torch.bmm(rows, key.transpose(1, 2)).view(-1, groups, tokens, num_keys) + mask
     weights = torch.softmax(scores, dim=-1)
-    return torch.bmm(weights.view(-1, groups * tokens, tokens), value).view(heads, tokens, dim)
+    return torch.bmm(weights.view(-1, groups * tokens, num_keys), value).view(heads, tokens, dim)
 
 
 def _by_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:

@@ -93,7 +93,7 @@ class _LogProbs(torch.autograd.Function):
     back: d logprob / d logits = (1 at the target) - probabilities."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917
         ctx: Any,
         states: Tensor,
         weight: Tensor,
