@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from stretto.cli.data_annotate import annotate
+from stretto.cli.data_check import check, stats
 from stretto.cli.data_sample import sample
 
 app = typer.Typer(no_args_is_help=True, help="Make and check data for training.")
@@ -15,3 +17,6 @@ def data() -> None:
 
 
 app.command()(sample)
+app.command()(annotate)
+app.command()(check)
+app.command()(stats)

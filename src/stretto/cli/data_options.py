@@ -32,6 +32,10 @@ Limit = Annotated[
 NoPrompts = Annotated[
     bool, typer.Option("--no-prompts", help="Leave prompts' texts out of the files written.")
 ]
+Tokenizer = Annotated[
+    str | None, typer.Option(metavar="PATH", help="A tokenizer.json, its folder, or a model.")
+]
+Unit = Annotated[int, typer.Option(min=1, help="Tokens that a promise's number counts in.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
@@ -40,6 +44,14 @@ def selection(split: str, skip_if: list[str] | None, limit: int | None) -> Selec
     from stretto.data.select import Selection, Split
 
     return Selection(Split.parse(split), tuple(skip_if or ()), limit)
+
+
+def holds_answers(file: Path) -> bool:
+    """Whether a file's first row is a sampled answer."""
+    from stretto.data.rows import read_lines
+
+    _, first = next(read_lines(file), (0, {}))
+    return "ids" in first and "prompt_id" in first
 
 
 def check(low: int = 1, **values: int | None) -> None:

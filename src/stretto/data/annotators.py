@@ -39,6 +39,11 @@ class Unanswered(StrettoError):
     """No verdict on this one response now (no connection, no time): a later run asks again."""
 
 
+class Postponed(Unanswered):
+    """No verdict on this one response as things are set. Says nothing of the others, whereas many
+    an `Unanswered` in a row ends a run."""
+
+
 class Exhausted(StrettoError):
     """The annotator can do no more in this run, such as when its money is spent. Not a failure of
     the row at hand: what is left is done by a later run."""

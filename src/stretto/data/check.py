@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -24,9 +24,6 @@ from stretto.dialects.pasta_masks import MAX_TOPIC_TOKENS
 from stretto.errors import InvalidInput
 from stretto.params import SamplingParams
 from stretto.trace import Trace, is_drawn
-
-if TYPE_CHECKING:
-    from stretto.data.annotators import Annotator
 
 MAX_POSITIONS = 1 << 20
 """Of an imagined model: whether a row fits a real one's positions is seen in training."""
@@ -51,6 +48,10 @@ class Checker:
         self.settings = PastaSettings() if settings is None else settings
         self._dialect = get_dialect(dialect)
         self._sessions = self._dialect.sessions(vocabulary, self.settings, MAX_POSITIONS)
+
+    @property
+    def dialect(self) -> str:
+        return self._dialect.name
 
     def count(self, text: str) -> int:
         """The number of tokens of a text. Raises `InvalidInput` if it cannot be encoded."""
@@ -175,11 +176,6 @@ def load_checker(
         path = resolve(DEFAULT_MODEL if tokenizer is None else tokenizer, offline=True).path
     vocabulary = load_vocabulary(path, get_dialect(dialect).control_forms)
     return Checker(vocabulary, dialect=dialect, settings=PastaSettings(unit=unit))
-
-
-def dialect_of(annotator: Annotator) -> str:
-    """The dialect that an annotator writes: pasta, unless it says another."""
-    return str(getattr(annotator, "dialect", "pasta"))
 
 
 # -- files -----------------------------------------------------------------------------------------

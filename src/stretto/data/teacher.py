@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stretto.data.annotators import Annotation, Refusal, Unanswered
+from stretto.data.annotators import Annotation, Postponed, Refusal, Unanswered
 from stretto.data.check import Checker
 from stretto.data.client import Client, Endpoint, Refused
 from stretto.data.markup import chunks_of, relengthed, transplanted
@@ -202,7 +202,7 @@ class Teacher:
     def _read(self, reply: RawReply, response: str) -> Reading:
         marked = marked_text(reply.text)
         if reply.finish_reason == CUT_OFF and marked is None:
-            raise Unanswered(
+            raise Postponed(
                 f"the reply was cut off at {self._endpoint.max_tokens} tokens; raise the limit to "
                 "ask again"
             )

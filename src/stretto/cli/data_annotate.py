@@ -1,0 +1,300 @@
+"""`stretto data annotate`: an annotator over responses, into a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stretto.cli import data_options
+from stretto.models.embedded import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from stretto.cli.data_progress import Progress
+    from stretto.data.annotate import Item
+    from stretto.data.annotators import Annotator
+    from stretto.data.check import Checker
+    from stretto.data.select import Selection
+
+TEACHER = "Teacher"
+RAW, RUN, LEDGER = "raw.jsonl", "run.json", "ledger.json"
+
+
+def _teacher(help_text: str, **settings: Any) -> Any:
+    return typer.Option(help=help_text, rich_help_panel=TEACHER, **settings)
+
+
+def annotate(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="JSONL: answers, or prompts with one.")
+    ],
+    *,
+    annotator: Annotated[str, typer.Option(help="teacher, structure, likelihood or apar.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Rows are appended in this folder.")],
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Where answers' prompts are, if not with them."),
+    ] = None,
+    prompt_field: data_options.PromptField = None,
+    response_field: data_options.ResponseField = None,
+    skip_if: data_options.SkipIf = None,
+    split: data_options.Split = "0-100",
+    limit: data_options.Limit = None,
+    keep_unfinished: Annotated[
+        bool, typer.Option("--keep-unfinished", help="Also answers that were cut off.")
+    ] = False,
+    no_prompts: data_options.NoPrompts = False,
+    model: Annotated[
+        str | None, typer.Option(help="The teacher's name, or the model that measures.")
+    ] = None,
+    tokenizer: data_options.Tokenizer = None,
+    unit: data_options.Unit = 10,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Of the annotator; repeatable."),
+    ] = None,
+    base_url: Annotated[
+        str | None, _teacher("Address up to its /v1; else OpenAI's.", metavar="URL")
+    ] = None,
+    key_env: Annotated[str, _teacher("Variable that holds the key.", metavar="NAME")] = (
+        "OPENAI_API_KEY"
+    ),
+    temperature: Annotated[float, _teacher("Below 0: left to the endpoint.", metavar="X")] = 0.0,
+    max_tokens: Annotated[int, _teacher("Of a reply.", metavar="N")] = 4096,
+    concurrency: Annotated[int, _teacher("Requests at once.", metavar="N")] = 8,
+    timeout: Annotated[float, _teacher("Seconds to wait for a reply.", metavar="S")] = 120.0,
+    attempts: Annotated[int, _teacher("Tries of a request.", metavar="N")] = 6,
+    price_in: Annotated[float | None, _teacher("Of a million tokens asked.", metavar="X")] = None,
+    price_out: Annotated[
+        float | None, _teacher("Of a million tokens replied.", metavar="X")
+    ] = None,
+    cap: Annotated[float | None, _teacher("Most to spend for this folder.", metavar="X")] = None,
+    as_json: data_options.AsJson = False,
+    quiet: data_options.Quiet = False,
+) -> None:
+    """Annotate responses. The same command goes on where it ended and pays for nothing twice.
+
+    Exits with 3 if responses were rejected or are left.
+    """
+    from stretto.data.check import load_checker
+
+    job = Job(
+        annotator, model, base_url, key_env, temperature, max_tokens, concurrency, timeout,
+        attempts, price_in, price_out, cap, unit, tokenizer, tuple(setting or ()),
+    )  # fmt: skip
+    job.check()
+    chosen = data_options.selection(split, skip_if, limit)
+    items, left_out = read_items(
+        files,
+        prompts or [],
+        prompt_field=prompt_field,
+        response_field=response_field,
+        chosen=chosen,
+        keep_unfinished=keep_unfinished,
+    )
+    checker = load_checker(tokenizer, dialect=job.dialect, unit=unit)
+    result, code = run_job(job, items, checker, out, keep_prompts=not no_prompts, quiet=quiet)
+    data_options.show(result | {"left_out": left_out, "folder": str(out)}, as_json)
+    raise typer.Exit(code)
+
+
+def read_items(
+    files: list[Path],
+    prompts: list[Path],
+    *,
+    prompt_field: str | None,
+    response_field: str | None,
+    chosen: Selection,
+    keep_unfinished: bool,
+) -> tuple[list[Item], dict[str, int]]:
+    """The responses of the files, sampled answers or users' rows, and what was left out."""
+    from collections import Counter
+
+    from stretto.data.annotate import items_of_answers, items_of_sources
+    from stretto.data.rows import Answer, PromptBook, Source, read_rows, read_sources
+    from stretto.data.select import select
+
+    sampled = [file for file in files if data_options.holds_answers(file)]
+    others = [file for file in files if file not in sampled]
+    book = PromptBook.read(prompts, prompt_field=prompt_field)
+    answers = [row for file in sampled for row in read_rows(file, Answer)]
+    items, left_out = items_of_answers(answers, book, keep_unfinished=keep_unfinished)
+    known = [Source(prompt=i.prompt, response=i.response, name=i.key) for i in items]
+    kept, reasons = select(known, chosen)
+    names = {source.name for source in kept}
+    items = [item for item in items if item.key in names]
+    sources = read_sources(
+        others,
+        prompt_field=prompt_field,
+        response_field=response_field,
+        keep_fields=chosen.skip_if,
+    )
+    selected, more_reasons = select(sources, chosen)
+    more, more_left_out = items_of_sources(selected)
+    total: Counter[str] = Counter()
+    for counts in (left_out, reasons, more_reasons, more_left_out):
+        total.update(counts)
+    keys = {item.key for item in items}
+    fresh = [item for item in more if item.key not in keys]
+    total["repeated"] += len(more) - len(fresh)
+    return [*items, *fresh], {reason: count for reason, count in total.items() if count}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `annotate` was asked for, besides files."""
+
+    annotator: str
+    model: str | None
+    base_url: str | None
+    key_env: str
+    temperature: float
+    max_tokens: int
+    concurrency: int
+    timeout: float
+    attempts: int
+    price_in: float | None
+    price_out: float | None
+    cap: float | None
+    unit: int
+    tokenizer: str | None
+    settings: tuple[str, ...]
+
+    @property
+    def dialect(self) -> str:
+        return "apar" if self.annotator == "apar" else "pasta"
+
+    def check(self) -> None:
+        """Raises for what cannot work, before anything is read."""
+        from stretto.data.annotators import ANNOTATORS
+        from stretto.errors import InvalidInput, UnknownName
+
+        if self.annotator not in ANNOTATORS:
+            raise UnknownName("annotator", self.annotator, list(ANNOTATORS))
+        if self.annotator == "teacher" and self.model is None:
+            raise InvalidInput("annotator teacher needs --model, the name the endpoint knows")
+        data_options.check(
+            concurrency=self.concurrency, max_tokens=self.max_tokens, attempts=self.attempts
+        )
+        if self.cap is not None and not self.cap > 0:
+            raise InvalidInput(f"--cap must be above 0, got {self.cap:g}")
+        self.own_settings()
+
+    def own_settings(self) -> dict[str, Any]:
+        """Those of --set: JSON values, or texts where they are none."""
+        from stretto.errors import InvalidInput
+
+        own: dict[str, Any] = {}
+        for entry in self.settings:
+            name, equals, value = entry.partition("=")
+            if not equals or not name.isidentifier():
+                raise InvalidInput(f"--set {entry!r} is no NAME=VALUE")
+            try:
+                own[name] = json.loads(value)
+            except ValueError:
+                own[name] = value
+        return own
+
+    def identity(self) -> dict[str, Any]:
+        """What all rows of a folder must share."""
+        common: dict[str, Any] = {"annotator": self.annotator, "model": self.model}
+        common |= {"unit": self.unit, "tokenizer": self.tokenizer}
+        if self.annotator == "teacher":
+            common |= {"base_url": self.base_url, "temperature": self.temperature}
+        return common | {"set": self.own_settings()}
+
+
+def make(job: Job, checker: Checker, folder: Path) -> Annotator:
+    """The annotator with its settings. Raises `InvalidInput` for a setting it does not have."""
+    from stretto.data.annotators import get_annotator
+    from stretto.errors import InvalidInput
+
+    given: Mapping[str, Callable[[], dict[str, Any]]] = {
+        "teacher": lambda: _teacher_settings(job, checker, folder),
+        "structure": lambda: {"count": checker.count, "unit": job.unit},
+        "likelihood": lambda: {"model_name": job.model or DEFAULT_MODEL},
+        "apar": dict,
+    }
+    own = job.own_settings()
+    try:
+        return get_annotator(job.annotator, given[job.annotator]() | own)
+    except TypeError as error:
+        if own and "unexpected keyword" in str(error):
+            raise InvalidInput(
+                f"annotator {job.annotator} has no such setting: {error}; leave out that --set"
+            ) from None
+        raise
+
+
+def _teacher_settings(job: Job, checker: Checker, folder: Path) -> dict[str, Any]:
+    from stretto.data.client import Endpoint
+
+    endpoint = Endpoint(
+        model=job.model or "",
+        url=job.base_url,
+        api_key_env=job.key_env,
+        timeout_s=job.timeout,
+        max_attempts=job.attempts,
+        max_tokens=job.max_tokens,
+        price_in=job.price_in,
+        price_out=job.price_out,
+        max_cost=job.cap,
+    )
+    return {
+        "endpoint": endpoint,
+        "checker": checker,
+        "raw": folder / RAW,
+        "temperature": None if job.temperature < 0 else job.temperature,
+        "concurrency": job.concurrency,
+    }
+
+
+def run_job(
+    job: Job, items: list[Item], checker: Checker, out: Path, *, keep_prompts: bool, quiet: bool
+) -> tuple[dict[str, Any], int]:
+    """Annotates what is left; summary and exit status."""
+    from stretto.cli.data_progress import Progress
+    from stretto.cli.output import interruptible
+    from stretto.data.annotate import annotate_into
+    from stretto.data.settings import hold_to
+    from stretto.files import write_atomically
+
+    out.mkdir(parents=True, exist_ok=True)
+    hold_to(out / RUN, job.identity(), str(out))
+    annotator = make(job, checker, out)
+    ledger: Callable[[], dict[str, Any]] = getattr(annotator, "ledger", dict)
+    try:
+        with Progress(quiet=quiet) as progress, interruptible() as is_interrupted:
+            watcher = _Watcher(progress, is_interrupted, ledger)
+            report = annotate_into(
+                out, items, annotator, checker, keep_prompts=keep_prompts, watcher=watcher
+            )
+    finally:
+        book = ledger()
+        if book:
+            write_atomically(out / LEDGER, (json.dumps(book, indent=2) + "\n").encode())
+        getattr(annotator, "close", lambda: None)()
+    result = report.to_json()
+    return (result | {"ledger": book} if book else result), report.exit_code
+
+
+@dataclass
+class _Watcher:
+    """Shows progress, and hears Ctrl-C."""
+
+    shown: Progress
+    heard: Callable[[], bool]
+    ledger: Callable[[], dict[str, Any]]
+
+    def progress(self, num_done: int, num_todo: int, num_rejected: int) -> None:
+        if self.shown.is_due():
+            book = self.ledger()
+            cost = f", cost {book['total_cost']:.4f}" if book else ""
+            self.shown.update(f"{num_done}/{num_todo} responses, {num_rejected} rejected{cost}")
+
+    def is_interrupted(self) -> bool:
+        return self.heard()
