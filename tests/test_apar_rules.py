@@ -193,11 +193,11 @@ def test_a_response_with_a_tag_in_it_is_refused(tag: str) -> None:
     )
 
 
-def test_the_registry_has_it_and_its_dialect() -> None:
+def test_the_registry_has_it() -> None:
     assert "apar" in ANNOTATORS
     annotator = get_annotator("apar", {})
     assert isinstance(annotator, AparRules)
-    assert (annotator.name, annotator.dialect) == ("apar", "apar")
+    assert annotator.name == "apar"
 
 
 def test_torch_is_not_imported() -> None:

@@ -37,10 +37,9 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class AparRules:
-    """The annotator `apar`. Writes dialect apar, so its rows train models of that dialect."""
+    """The annotator `apar`. It writes dialect apar: its rows train models of that dialect."""
 
     name: str = "apar"
-    dialect: str = "apar"
 
     def annotate(self, prompt: str, response: str) -> Annotation | Refusal:
         """The response with its details as children. `details`: the `rule` (list, paragraphs or
