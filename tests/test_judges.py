@@ -136,9 +136,16 @@ def test_the_slope_is_that_within_prompts() -> None:
     """Between the prompts longer answers score lower; within each, higher, by 0.5."""
     low = [Point(0.5 * x, x) for x in (1.0, 2.0, 4.0)]
     high = [Point(0.5 * x - 20, x) for x in (5.0, 6.0)]
-    assert length_slope([low, high]) == pytest.approx(0.5)
+    assert length_slope([low, high], ridge=0) == pytest.approx(0.5)
     assert length_slope([[Point(1.0, 2.0)], [Point(3.0, 5.0)]]) == 0
     assert length_slope([[Point(1.0, 2.0), Point(3.0, 2.0)]]) == 0
+
+
+def test_few_answers_say_little_about_length() -> None:
+    """Else the slope of a single pair would explain its whole difference."""
+    pair = [Point(-2.0, 3.0), Point(-1.0, 4.0)]
+    assert length_slope([pair]) == pytest.approx(1 / 3)
+    assert length_slope([pair] * 1000) == pytest.approx(1, rel=0.01)
 
 
 def test_scores_that_length_explains_do_not_differ() -> None:

@@ -187,5 +187,9 @@ def test_what_no_grammar_allows_is_malformed(ids: list[int]) -> None:
     assert "malformed" in flaws_of(answer([1, *ids]), CONTROL)
 
 
+def test_other_dialects_have_no_such_grammar() -> None:
+    assert flaws_of(answer([1, 103, 2]), {"fork": 103, "child": 104}) == []
+
+
 def test_no_text_is_a_flaw() -> None:
     assert flaws_of(answer([1]).model_copy(update={"text": " \n"}), CONTROL) == ["empty"]

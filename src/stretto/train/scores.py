@@ -173,10 +173,13 @@ _GRAMMAR: Mapping[str, Mapping[str, str]] = {
 
 def grammar_fault(ids: Sequence[int], control: Mapping[str, int], *, is_cut: bool) -> str | None:
     """How the control tokens break `(PROMISE topic TOKENS number PROMISE_END ASYNC text ASYNC_END
-    | SYNC | text)*`: "malformed", "unclosed" (possible only where `is_cut`), or not at all.
+    | SYNC | text)*` of dialect pasta: "malformed", "unclosed" (only where `is_cut`), or not at all.
 
-    Topics and numbers are held to their rules by the sampler.
+    Topics and numbers are held to their rules by the sampler. Other dialects have no such grammar,
+    so nothing breaks it.
     """
+    if PROMISE not in control:
+        return None
     names = {token: name for name, token in control.items()}
     state, num_text = "main", 0
     for token in ids:

@@ -44,7 +44,7 @@ class LikelihoodJudge:
         room = int(lm.engine.max_positions)
         self._max_tokens = room if max_tokens is None else min(room, max_tokens)
         mark = weights_fingerprint(self._model)
-        settings = {"repeat_tokens": REPEAT_TOKENS, "length": "pooled slope on log tokens"}
+        settings = {"repeat_tokens": REPEAT_TOKENS, "length": "pooled slope on log tokens, ridge 1"}
         self._identity = str(Identity("likelihood", f"{lm.name}#{mark}", settings))
 
     @property

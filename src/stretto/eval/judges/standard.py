@@ -15,13 +15,18 @@ class Point:
     log_length: float
 
 
-def length_slope(groups: Sequence[Sequence[Point]]) -> float:
+RIDGE = 1.0
+"""Added to the spread of log lengths: a few answers say little about length, thousands a lot."""
+
+
+def length_slope(groups: Sequence[Sequence[Point]], *, ridge: float = RIDGE) -> float:
     """How much the score rises with log length within a group (answers to one prompt).
 
-    The pooled within-group least-squares slope: every group is centred on its own means, so that
-    prompts whose answers are long and likely do not count. 0 where lengths do not vary.
+    The pooled within-group least-squares slope, shrunk towards 0 by `ridge`: every group is centred
+    on its own means, so that prompts whose answers are long and likely do not count. 0 where
+    lengths do not vary.
     """
-    above = below = 0.0
+    above, below = 0.0, ridge
     for group in groups:
         if len(group) < 2:
             continue
