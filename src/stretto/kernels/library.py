@@ -88,6 +88,12 @@ def load(report: Report | None = None) -> Kernels:
     return outcome
 
 
+def loaded() -> ctypes.CDLL | None:
+    """The library if something in this process has loaded it; loads and compiles nothing."""
+    found = (outcome.library for outcome in _outcomes.values() if isinstance(outcome, Kernels))
+    return next(found, None)
+
+
 @cache
 def handle() -> ctypes.CDLL:
     """The library, for what was packed while it could be had: quicker than `load`."""
@@ -192,4 +198,5 @@ def _open(path: Path) -> ctypes.CDLL:
     library.stretto_pass_bytes.restype = ctypes.c_int64
     library.stretto_linear.restype = None
     library.stretto_linear_bytes.restype = ctypes.c_int64
+    library.stretto_peak.restype = ctypes.c_float
     return library

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
@@ -12,6 +11,7 @@ import torch
 from stretto.dialects.base import Legal
 from stretto.params import SamplingParams
 from stretto.recorder import OpenSegment, OpenThread, Recorder
+from stretto.runtime.peak import peak
 from stretto.runtime.quick import Ids, Row, quick_draw
 from stretto.runtime.sampler import Sampling, draw, penalised, uniform
 
@@ -42,14 +42,13 @@ class Chooser:
         """A token and its log-probability at temperature 1 under the automaton's mask."""
         if legal is not None:
             logits = self._masked(logits, legal)
-        best = int(logits.argmax())
+        best, best_logprob = peak(logits)
         token = None
         if self._script is not None and not (legal is not None and legal.forced):
             token = self._script(thread.name, thread.num_drawn)
         if token is None:
             token = self._draw(recorder, thread, logits, best)
-        share = float(torch.softmax(torch.from_numpy(logits), dim=-1)[best])
-        return token, float(logits[token]) - float(logits[best]) + math.log(share)
+        return token, float(logits[token]) - float(logits[best]) + best_logprob
 
     def _draw(self, recorder: Recorder, thread: OpenThread, logits: Row, best: int) -> int:
         sampling, seen, row = self._sampling, None, logits

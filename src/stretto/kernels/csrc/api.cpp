@@ -84,6 +84,35 @@ void run_linear(const Linear& w, const T* x, int64_t rows, T* y, char* scratch, 
   });
 }
 
+float peak(const float* row, int64_t n, int64_t* place) {
+  const __m512 lowest = _mm512_set1_ps(-INFINITY);
+  __m512 top = lowest;
+  __mmask16 unordered = 0;
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const __m512 v = _mm512_mask_loadu_ps(lowest, first_lanes(n - i), row + i);
+    unordered |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    top = _mm512_max_ps(top, v);
+  }
+  const float largest = _mm512_reduce_max_ps(top);
+  if (unordered != 0 || !std::isfinite(largest)) return NAN;
+  int64_t at = 0;
+  while (_mm512_cmpeq_ps_mask(_mm512_mask_loadu_ps(lowest, first_lanes(n - at), row + at),
+                              _mm512_set1_ps(largest)) == 0) {
+    at += kLanes;
+  }
+  *place = std::find(row + at, row + n, largest) - row;
+  __m512 sum[4] = {};
+  for (int64_t i = 0; i < n; i += 4 * kLanes) {
+    for (int k = 0; k < 4; ++k) {
+      const __mmask16 m = first_lanes(n - i - k * kLanes);
+      const __m512 v = _mm512_mask_loadu_ps(lowest, m, row + i + k * kLanes);
+      sum[k] = _mm512_add_ps(sum[k], exp(_mm512_sub_ps(v, _mm512_set1_ps(largest))));
+    }
+  }
+  return _mm512_reduce_add_ps(
+      _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
+}
+
 }  // namespace
 }  // namespace stretto
 
@@ -149,5 +178,9 @@ void stretto_linear(const Linear* w, int32_t kind, int32_t is_bf16, const void* 
       return run(Int8());
   }
 }
+
+// The sum of exp(row[i] - largest) over n floats, and the first place of the largest. Not a number
+// if the largest is not finite.
+float stretto_peak(const float* row, int64_t n, int64_t* place) { return peak(row, n, place); }
 
 }  // extern "C"
