@@ -135,3 +135,8 @@ def test_every_annotation_passes_the_check_of_data() -> None:
         assert found.text is not None
         assert checker.reasons(response, found.text) == []
     assert checker.reasons(LIST, LIST.replace("Eat:", "Eat:<fork/>")) != []
+    many = "".join(f"{n}. Item: a detail of some length\n" for n in range(1, 41))
+    found = rules.annotate("", many)
+    assert found.text is not None
+    assert found.text.count("<fork/>") == 40
+    assert checker.reasons(many, found.text) == []

@@ -17,8 +17,9 @@ ANNOTATORS = ("teacher", "structure", "likelihood", "apar")
 
 @dataclass(frozen=True)
 class Annotation:
-    """An annotated response in dialect pasta's text form; equal to the response where nothing may
-    be promised. `details`: what was measured or told, any JSON, kept with the row."""
+    """An annotated response in the text form of dialect pasta, or of apar by annotator `apar`;
+    equal to the response where nothing may be promised. `details`: what was measured or told, any
+    JSON, kept with the row."""
 
     text: str
     details: dict[str, Any] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from stretto.dialects.pasta import PastaSettings, child_name, default_child_cap
 from stretto.dialects.pasta_masks import MAX_TOPIC_TOKENS
 from stretto.errors import InvalidInput
 from stretto.params import SamplingParams
+from stretto.recorder import MAIN
 from stretto.trace import Trace, is_drawn
 
 MAX_POSITIONS = 1 << 20
@@ -134,6 +135,7 @@ class Checker:
         from stretto.train.legal import Replay
 
         replay = Replay([], self._sessions(SamplingParams()), MAX_POSITIONS)
+        last = {s.thread: s.id for s in trace.segments}
         for segment in trace.response:
             for token, origin in zip(segment.tokens, segment.origins, strict=True):
                 if not is_drawn(origin):
@@ -145,6 +147,9 @@ class Checker:
                     text = self.vocabulary.decode([token])
                     return [f"illegal-token: {text!r} in {segment.thread} cannot be drawn there"]
                 replay.draw(segment.thread, token)
+            is_over = segment.thread != MAIN and last[segment.thread] == segment.id
+            if is_over and self._dialect.ends_threads:
+                replay.stop(segment.thread)
         return []
 
 
