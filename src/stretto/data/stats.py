@@ -119,7 +119,7 @@ def _syncs(trace: Trace, checker: Checker) -> dict[str, int]:
     num_syncs = num_idle = 0
     seen: frozenset[str] = frozenset()
     for segment in trace.of_thread(MAIN):
-        threads = frozenset(trace.segments[k].thread for k in segment.sees)
+        threads = frozenset(trace.segments[k].thread for k in segment.sees) - {MAIN}
         if segment.tokens[0] == sync and segment.markup[0]:
             num_syncs += 1
             num_idle += threads == seen
