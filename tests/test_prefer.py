@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -16,12 +17,11 @@ from forking import forking_answers, forking_lm
 from stretto import LM
 from stretto.data.rows import Answer
 from stretto.errors import InvalidInput
+from stretto.eval.judges import judges_of
 from stretto.train.batches import Batch
 from stretto.train.bonbon import margin_of
 from stretto.train.examples import ExampleMaker
 from stretto.train.logprobs import sequence_logprobs, token_logprobs
-from stretto.train.loop import Finished, Loop, LoopSettings
-from stretto.train.packing import BatchSize, PackedSteps
 from stretto.train.pairs import Pair, make_pairs
 from stretto.train.prefer import (
     PairExample,
@@ -30,10 +30,19 @@ from stretto.train.prefer import (
     recorded_logprob,
     reference_logprobs,
 )
+from stretto.train.prefer_run import (
+    Hooks,
+    Learner,
+    PreferSettings,
+    Trained,
+    train_on_pairs,
+    write_preference,
+)
 from stretto.train.schedule import Schedule
 from stretto.train.scores import UNUSABLE, flaws_of
 from stretto.train.scoring import Opponent, score_answers
 from stretto.train.targets import CLASSES
+from stretto.train.workers import Workers
 
 PROMPTS = ("one two", "three", "four five six", "seven")
 
@@ -236,25 +245,36 @@ def test_a_torn_file_of_references_is_completed(model: Any, tmp_path: Path) -> N
     assert path.read_bytes().count(b"\n") == len(whole)
 
 
-# -- the loop --------------------------------------------------------------------------------------
+# -- a round's training ----------------------------------------------------------------------------
 
 
 def train(
-    model: Any, folder: Path, *, num_steps: int, stop_at: int | None = None, lr: float = 3e-4
-) -> Finished:
-    made = examples()
-    objective = Preference(made, reference(lm().model, folder, made))
-    steps = PackedSteps(
-        [len(p) for p in made], BatchSize(groups=2), pack_tokens=600, epochs=99, max_steps=num_steps
-    )
+    model: Any, folder: Path, *, num_steps: int = 7, stop_at: int | None = None, **changes: Any
+) -> Trained:
+    learner = Learner(model, maker(), prompt_ids, {"model": "m"}, Workers())
+    settings: dict[str, Any] = {
+        "schedule": Schedule(3e-4, "constant"), "pairs_per_step": 2, "pack_tokens": 600,
+        "epochs": 99, "max_steps": num_steps, "max_grad_norm": 10.0, "checkpoint_every": 3,
+    }  # fmt: skip
     seen: list[int] = []
 
     def should_stop() -> bool:
         seen.append(1)
         return stop_at is not None and len(seen) > stop_at
 
-    settings = LoopSettings(Schedule(lr, "constant"), max_grad_norm=10.0, checkpoint_every=3)
-    return Loop(model, objective, steps, settings, folder, should_stop=should_stop).run()
+    return train_on_pairs(
+        learner,
+        pairs(),
+        answers(),
+        folder,
+        PreferSettings(**settings | changes),
+        hooks=Hooks(should_stop=should_stop),
+    )
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
 def test_training_widens_the_gap_towards_the_margin(model: Any, tmp_path: Path) -> None:
@@ -264,15 +284,51 @@ def test_training_widens_the_gap_towards_the_margin(model: Any, tmp_path: Path) 
     outcome = objective.outcome(model.eval(), objective.batch(tuple(range(len(made)))))
     gap = outcome.metrics["gap"][0] / len(made)
     margin = sum(p.margin for p in made) / len(made)
-    assert found.is_complete
+    assert found.finished.is_complete
     assert 0.5 * margin < gap < 1.5 * margin
+    assert found.drift is not None
+    assert found.drift < 1e-3
+    assert found.to_json()["trained_pairs"] == len(made)
 
 
 def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(model: Any, tmp_path: Path) -> None:
-    other = copy.deepcopy(model)
-    train(model, tmp_path / "whole", num_steps=7)
-    assert not train(other, tmp_path / "parts", num_steps=7, stop_at=4).is_complete
-    again = copy.deepcopy(lm().model)
-    assert train(again, tmp_path / "parts", num_steps=7).is_complete
+    """The reference stays that of the start, though the model has moved on."""
+    other, again = copy.deepcopy(model), copy.deepcopy(model)
+    train(model, tmp_path / "whole")
+    assert not train(other, tmp_path / "parts", stop_at=4).finished.is_complete
+    assert train(again, tmp_path / "parts").finished.is_complete
     for one, two in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, two)
+    assert lines_of(tmp_path / "whole") == lines_of(tmp_path / "parts")
+
+
+def test_a_folder_of_another_run_is_refused(model: Any, tmp_path: Path) -> None:
+    train(model, tmp_path, num_steps=1)
+    with pytest.raises(InvalidInput, match="other settings or data"):
+        train(copy.deepcopy(lm().model), tmp_path, num_steps=1, alpha=0.5)
+
+
+def test_pairs_that_cannot_be_used_are_kept_with_their_reason(model: Any, tmp_path: Path) -> None:
+    learner = Learner(model, maker(), lambda answer: [1, 2], {"model": "m"}, Workers())
+    settings = PreferSettings(Schedule(1e-4), max_steps=1)
+    with pytest.raises(InvalidInput, match=r"none of 4 prompts has a pair .*4 unusable"):
+        train_on_pairs(learner, pairs(), answers(), tmp_path / "none", settings)
+    good = Learner(model, maker(), prompt_ids, {"model": "m"}, Workers())
+    bad = pairs()[1].prompt_id
+    given = [
+        a.model_copy(update={"num_prompt_tokens": 1}) if a.prompt_id == bad else a
+        for a in answers()
+    ]
+    skipped = pairs()[0].model_copy(update={"best": None, "worst": None, "skipped": "tie"})
+    found = train_on_pairs(good, [skipped, *pairs()[1:]], given, tmp_path / "some", settings)
+    assert found.num_pairs == len(examples()) - 2
+    rows = [json.loads(x) for x in (tmp_path / "some" / "unusable.jsonl").read_text().splitlines()]
+    assert [row["prompt_id"] for row in rows] == [bad]
+
+
+def test_a_trained_folder_says_who_scored_what_it_learnt_from(tmp_path: Path) -> None:
+    scored = [p.model_copy(update={"judge": "llm:m;{}"}) for p in pairs()]
+    write_preference(tmp_path, before=["likelihood:a;{}", "llm:m;{}"], pairs=scored)
+    assert judges_of(tmp_path) == ["likelihood:a;{}", "llm:m;{}"]
+    write_preference(tmp_path, before=[], pairs=pairs())  # lambda 0: nobody had a say
+    assert judges_of(tmp_path) == []
