@@ -372,8 +372,8 @@ def test_each_kind_has_only_its_own_instructions(real):
     command = ["objdump", "-d", "-C", "--no-show-raw-insn", str(real.path)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     of_bfloat16 = re.compile(  # bfloat16 queries over bfloat16 keys, demangled or not
-        r"Bfloat16|attend_chunk<unsigned short, unsigned short|attend_chunkItt"
-        r"|score<.*unsigned short const\* const\*"
+        r"Bfloat16|ChunkOfHead<unsigned short, unsigned short>|ChunkOfHeadItt"
+        r"|(dot|score|weigh)<.*unsigned short const\*|store_exp\(unsigned short"
     )
     num_bf16 = num_vnni = 0
     name = ""
