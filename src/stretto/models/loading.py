@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stretto.errors import InvalidInput, ModelUnavailable, UnknownName
 from stretto.models.folder import inspect_folder
+from stretto.models.weights import is_adapter
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,8 @@ HARMLESS_LEFTOVER = "rotary_emb.inv_freq"  # computed, but stored by old checkpo
 def load_hf(path: Path, *, dtype: str = "auto", device: str = "cpu") -> tuple[Any, Any]:
     """Return (model, tokenizer) of the folder `path`, in eval mode on `device`.
 
+    An adapter's folder gives its base, which must be on this disk, with the adapter merged into it.
+
     `dtype` is float32, bfloat16 or auto, the stored one; int8 is of weights that an engine packs,
     in a model of bfloat16. Attention is the one that the architecture needs; code in the folder is
     never run and nothing is fetched. Raises `ModelUnavailable` if files are missing, damaged or do
@@ -28,6 +31,8 @@ def load_hf(path: Path, *, dtype: str = "auto", device: str = "cpu") -> tuple[An
     """
     if dtype not in DTYPES:
         raise UnknownName("dtype", dtype, list(DTYPES))
+    if is_adapter(path):
+        return _load_adapter(path, dtype, device)
     facts = inspect_folder(path)
     place = _device(device)
     from stretto.engines.hf import attention_for
@@ -36,6 +41,17 @@ def load_hf(path: Path, *, dtype: str = "auto", device: str = "cpu") -> tuple[An
         model = _load_model(path, dtype, place, attention_for(facts.model_type))
         tokenizer = _load_tokenizer(path)
     return model, tokenizer
+
+
+def _load_adapter(path: Path, dtype: str, device: str) -> tuple[Any, Any]:
+    from stretto.models.adapters import load_adapter
+    from stretto.models.registry import resolve
+
+    return load_adapter(
+        path,
+        lambda base: load_hf(base, dtype=dtype, device=device),
+        lambda name: resolve(name, offline=True),
+    )
 
 
 def _device(name: str) -> "torch.device":

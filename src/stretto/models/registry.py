@@ -14,8 +14,9 @@ from stretto.models.embedded import DEFAULT_MODEL
 from stretto.models.folder import ModelFacts, inspect_folder
 from stretto.models.offline import is_offline, way_online
 from stretto.models.progress import Report, shown_on_stderr
+from stretto.models.weights import is_adapter
 
-Source = Literal["embedded", "folder", "gguf", "hub"]
+Source = Literal["embedded", "folder", "gguf", "hub", "adapter"]
 
 HUB_FILES = ["*.safetensors", "*.json", "merges.txt", "*.jinja"]  # data only: no pickles, no code
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -45,13 +46,22 @@ def resolve(
 
     Tried in this order: the name of the embedded model, an existing folder, a GGUF file, a hub
     name `org/model`. Offline, what is not on this disk already is refused. Converted models are
-    compared with the hashes in their manifest at each call. Progress goes to `report`, by default
-    to stderr. Raises `UnknownName`, `ModelUnavailable` or `Unsupported`.
+    compared with the hashes in their manifest at each call. A folder may hold an adapter: its base
+    is then resolved too, and `facts` are those of both together. Progress goes to `report`, by
+    default to stderr. Raises `UnknownName`, `ModelUnavailable` or `Unsupported`.
     """
     name = os.fspath(name_or_path)
     with _reading(), _reporting(report) as reporter:
         path, source = _locate(name, is_offline(offline), reporter)
+        if is_adapter(path):
+            return ResolvedModel(name, path, "adapter", _inspect_adapter(path, offline, reporter))
         return ResolvedModel(name, path, source, inspect_folder(path))
+
+
+def _inspect_adapter(path: Path, offline: bool | None, report: Report) -> ModelFacts:
+    from stretto.models.adapters import inspect_adapter
+
+    return inspect_adapter(path, lambda base: resolve(base, offline=offline, report=report))
 
 
 def pull(

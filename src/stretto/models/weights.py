@@ -11,6 +11,7 @@ from stretto.files import parse_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 
@@ -27,8 +28,15 @@ class StoredTensor:
         return math.prod(self.shape)
 
 
+def is_adapter(folder: Path) -> bool:
+    """Tell whether a folder holds an adapter, and no model of its own."""
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a model folder, one or the shards of its index.
+
+    Those of an adapter's folder are the adapter's own.
 
     Raises `ModelUnavailable` if there are none, or a shard is missing. Pickled weights are never
     an alternative: opening one runs whatever code it holds.
@@ -37,7 +45,9 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
         return _shards(folder)
-    if (folder / "adapter_config.json").is_file():
+    if is_adapter(folder) and (folder / ADAPTER_WEIGHTS).is_file():
+        return [folder / ADAPTER_WEIGHTS]
+    if (folder / ADAPTER_CONFIG).is_file():
         raise ModelUnavailable(
             f"{folder} holds a LoRA adapter, not a model; merge it into its base model first"
         )

@@ -50,7 +50,7 @@ class Blocks:
         reach = []
         for start, end in batch.bounds:
             visible = batch.visible(start, end)
-            last = [int(part.any(0).nonzero().max()) + 1 for part in visible.split(QUERIES)]
+            last = [int(part.any(0).nonzero().max()) + 1 for part in torch.split(visible, QUERIES)]
             reach.append(tuple(last))
             masks["full_attention"].append(additive(visible, dtype))
             if window is not None:
@@ -106,14 +106,14 @@ def _attend(
     for (start, end), mask, reach in zip(
         blocks.bounds, blocks.masks[kind], blocks.reach, strict=True
     ):
-        own = tuple(states[0, :, start:end] for states in (query, key, value))
+        q, k, v = (states[0, :, start:end] for states in (query, key, value))
         if end - start > LONGEST_PRODUCT:
-            parts.append(_by_sdpa(*own, mask, scaling).transpose(0, 1))
+            parts.append(_by_sdpa(q, k, v, mask, scaling).transpose(0, 1))
             continue
         for first, last in zip(range(0, end - start, QUERIES), reach, strict=True):
             rows = slice(first, first + QUERIES)
-            seen = own[0][:, rows], own[1][:, :last], own[2][:, :last]
-            parts.append(_by_products(*seen, mask[rows, :last], scaling).transpose(0, 1))
+            part = _by_products(q[:, rows], k[:, :last], v[:, :last], mask[rows, :last], scaling)
+            parts.append(part.transpose(0, 1))
     return torch.cat(parts)[None], None
 
 

@@ -53,7 +53,7 @@ class Batch:
             positions=torch.cat([e.positions for e in examples]),
             segment=torch.cat([e.segment + segments[k] for k, e in enumerate(examples)]),
             example=_repeat([len(e) for e in examples]),
-            sees=torch.block_diag(*[e.sees for e in examples]).bool(),
+            sees=_block_diagonal([e.sees for e in examples]),
             is_block=torch.cat([e.is_block for e in examples]),
             bounds=tuple(
                 (starts[k], starts[k] + len(e)) for k, e in enumerate(examples)
@@ -81,7 +81,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch with its tensors on a device."""
-        moved = {
+        moved: dict[str, Any] = {
             f.name: value.to(device)
             for f in fields(self)
             if isinstance(value := getattr(self, f.name), Tensor)
@@ -116,6 +116,15 @@ def additive(mask: Bool[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..
     every token sees itself."""
     zero = torch.zeros((), dtype=dtype, device=mask.device)
     return torch.where(mask, zero, torch.finfo(dtype).min)
+
+
+def _block_diagonal(blocks: list[Tensor]) -> Bool[Tensor, "n n"]:
+    size, at = sum(map(len, blocks)), 0
+    whole = torch.zeros(size, size, dtype=torch.bool)
+    for block in blocks:
+        whole[at : at + len(block), at : at + len(block)] = block
+        at += len(block)
+    return whole
 
 
 def _offsets(lengths: list[int]) -> list[int]:

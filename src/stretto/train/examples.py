@@ -70,8 +70,16 @@ class Example:
         return int((self.targets != IGNORE).sum())
 
 
-class TooLong(InvalidInput):
+class Unusable(InvalidInput):
+    """A row that no example can be made of; `reason` in short."""
+
+    reason = "not-written-by-a-runtime"
+
+
+class TooLong(Unusable):
     """A response whose positions do not fit the model; `num_positions` it would take."""
+
+    reason = "too-long"
 
     def __init__(self, num_positions: int, limit: int) -> None:
         super().__init__(
@@ -156,11 +164,11 @@ class ExampleMaker:
 
     def from_answer(self, prompt: Sequence[int], answer: Answer) -> Example:
         """An example of exactly the ids that were sampled; what was forced, injected or, where
-        the answer was cut short, never written, is no target. Raises `TooLong`, and `InvalidInput`
+        the answer was cut short, never written, is no target. Raises `TooLong`, and `Unusable`
         for a row that no runtime has written, or that was cut off inside a forked thread.
         """
         if len(answer.ids) != len(answer.origins) or set(answer.origins) - set(ORIGINS):
-            raise InvalidInput(
+            raise Unusable(
                 f"answer {answer.key} has {len(answer.ids)} ids and origins {answer.origins[:20]!r}"
                 "; sample it again"
             )
@@ -169,7 +177,7 @@ class ExampleMaker:
         try:
             draws = replay_ids(replay, answer.ids, origins)
         except (ValueError, KeyError) as error:
-            raise InvalidInput(
+            raise Unusable(
                 f"answer {answer.key} cannot be learnt from: {error}; leave it out"
             ) from None
         ends = {MAIN: replay.legal(MAIN)} if replay.threads[MAIN].is_open else {}

@@ -121,7 +121,7 @@ class _LogProbs(torch.autograd.Function):
         return found
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, new_rows, new_ids, targets, *kept = ctx.saved_tensors
         wants_states, wants_weight, wants_rows = ctx.needs_input_grad[:3]
         of_states = torch.empty_like(states) if wants_states else None

@@ -1,0 +1,115 @@
+"""The settings of a supervised run: from a TOML file, flags, or Python. Imports no torch."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from stretto.errors import InvalidInput
+from stretto.models.embedded import DEFAULT_MODEL
+
+
+class SftConfig(BaseModel):
+    """All settings of `stretto train sft`. Unknown ones are refused.
+
+    `architecture`: a model's config, for estimates without its weights; a recipe has it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = DEFAULT_MODEL
+    out: str | None = None
+    data: list[str] = Field(default_factory=list)
+    prompts: list[str] = Field(default_factory=list)
+    prompt_field: str | None = None
+    valid: list[str] = Field(default_factory=list)
+    valid_share: float = Field(default=0.0, ge=0, lt=1)
+
+    dialect: str = "pasta"
+    baseline: bool = False
+    lengths: Literal["exact", "tens", "fixed", "overlap"] | None = None
+    fixed_length: int = Field(default=50, ge=1, le=2048)
+
+    how: Literal["lora", "full"] = "lora"
+    rank: int = Field(default=4, ge=1)
+    alpha: float | None = Field(default=None, gt=0)
+    targets: str = "all"
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    init: Literal["forms", "mean"] = "forms"
+
+    lr: float = Field(default=1e-3, gt=0)
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    warmup: float = Field(default=0.03, ge=0)
+    epochs: float = Field(default=1.0, gt=0)
+    max_steps: int | None = Field(default=None, ge=1)
+    batch: int | None = Field(default=None, ge=1)
+    batch_tokens: int | None = Field(default=None, ge=1)
+    pack_tokens: int = Field(default=2048, ge=1)
+    max_tokens: int | None = Field(default=None, ge=2)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    device: str = "cpu"
+    seed: int = 0
+    valid_every: int | None = Field(default=None, ge=1)
+    checkpoint_every: int = Field(default=50, ge=1)
+    architecture: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.batch is not None and self.batch_tokens is not None:
+            raise ValueError("batch and batch_tokens are both given; leave one out")
+        if self.valid and self.valid_share:
+            raise ValueError("valid and valid_share are both given; leave one out")
+        if self.baseline and self.lengths is not None:
+            raise ValueError("a baseline promises nothing, so it has no lengths")
+        return self
+
+    @classmethod
+    def read(cls, file: Path | None, changes: Mapping[str, Any]) -> SftConfig:
+        """A TOML file's settings with `changes` over them; None changes nothing.
+
+        Raises `InvalidInput` naming the file and the first setting that is wrong.
+        """
+        settings = _read_toml(file) if file is not None else {}
+        own = {name: value for name, value in changes.items() if value is not None}
+        for one, other in (("batch", "batch_tokens"), ("valid", "valid_share")):
+            if one in own:
+                settings.pop(other, None)
+            if other in own:
+                settings.pop(one, None)
+        return checked(cls, {**settings, **own}, "settings" if file is None else str(file))
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """All settings that a result depends on, for the run's folder."""
+        return self.model_dump(exclude={"out", "architecture"})
+
+
+def checked(kind: type[SftConfig], settings: Mapping[str, Any], source: str) -> SftConfig:
+    try:
+        return kind.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(place, list(kind.model_fields), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "see `stretto train sft --help`"
+            raise InvalidInput(f"{source}: unknown setting {place!r}; {hint}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        told = f"{place} is {first['input']!r}: {message}" if place else message
+        raise InvalidInput(f"{source}: {told}") from None
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInput(f"no file {file}; name a TOML file of settings") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidInput(f"{file} is no TOML: {error}; correct it") from None

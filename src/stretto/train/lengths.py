@@ -1,0 +1,42 @@
+"""The ablation of promised lengths: what a promise says of its chunk, and where main goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stretto.dialects.base import Vocabulary
+from stretto.dialects.outline import Promised, outline
+from stretto.dialects.tags import MAX_PROMISED_TOKENS, Tag, round_up, text_tags
+
+LENGTHS: Mapping[str, Mapping[str, Any]] = {
+    "exact": {"unit": 1, "policy": "predicted"},
+    "tens": {"unit": 10, "policy": "predicted"},
+    "fixed": {"unit": 10, "policy": "fixed"},
+    "overlap": {"unit": 10, "policy": "overlap"},
+}
+"""Each variant's settings of the model card. exact: the chunk's own number of tokens. tens: that
+rounded up to tens. fixed, overlap: as tens, and main goes on at a fixed distance, or at once."""
+
+
+def relabel(text: str, vocabulary: Vocabulary, unit: int) -> str:
+    """An annotated text whose promises say how long their blocks are under this vocabulary.
+
+    That is the number of the block's tokens, at least 1, rounded up to `unit`. Promises without a
+    block, and all else, stay as they are.
+    """
+    parts, _ = outline(text_tags(text, unit), len(text))
+    pieces, at = [], 0
+    for part in parts:
+        if not isinstance(part, Promised) or part.block is None:
+            continue
+        num_tokens = len(vocabulary.encode(text[part.block.start : part.block.end]))
+        pieces += [text[at : part.tag.start], _promise(part.tag, num_tokens, unit)]
+        at = part.tag.end
+    return "".join([*pieces, text[at:]])
+
+
+def _promise(tag: Tag, num_tokens: int, unit: int) -> str:
+    quote = "'" if '"' in tag.topic else '"'
+    length = min(MAX_PROMISED_TOKENS, round_up(max(1, num_tokens), unit))
+    return f'<promise topic={quote}{tag.topic}{quote} tokens="{length}"/>'

@@ -1,0 +1,120 @@
+"""LoRA by PEFT: put on a model, written as a folder, taken up again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import InvalidInput, Unsupported
+from stretto.models.adapters import Base
+from stretto.models.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+
+TARGETS: Mapping[str, tuple[str, ...]] = {
+    "all": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "attention": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+}
+"""Sets of linear layers by name; layers may also be listed one by one."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """LoRA (Hu et al. 2021): each target layer W becomes W + (alpha / rank) B A.
+
+    `alpha` None is twice the rank. `targets`: a name of `TARGETS`, or layer names with commas.
+    """
+
+    rank: int = 4
+    alpha: float | None = None
+    targets: str = "all"
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise InvalidInput(f"rank is {self.rank}; it must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise InvalidInput(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the target layers."""
+        own = [name.strip() for name in self.targets.split(",") if name.strip()]
+        return list(TARGETS.get(self.targets, own))
+
+
+def with_lora(model: Any, lora: Lora, rows: Iterable[int], seed: int) -> Any:
+    """A PEFT model: the layers of `lora` are adapted, and the rows of new tokens trained."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    layers = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+    if odd := [name for name in lora.layers if name not in layers]:
+        raise InvalidInput(f"the model has no layer {odd[0]!r} to adapt; its layers are others")
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=2 * lora.rank if lora.alpha is None else lora.alpha,  # type: ignore[arg-type]
+        target_modules=lora.layers,
+        lora_dropout=lora.dropout,
+        bias="none",
+        trainable_token_indices=_tables(model, list(rows)),
+    )
+    with torch.random.fork_rng(), _quietly():
+        torch.manual_seed(seed)
+        return get_peft_model(model, config, autocast_adapter_dtype=False)
+
+
+def _tables(model: Any, rows: list[int]) -> dict[str, list[int]] | list[int] | None:
+    """The rows to train: of the embedding, and of the head where that is another table."""
+    if not rows:
+        return None
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if embedding.weight is head.weight:
+        return rows
+    names = {id(module): name for name, module in model.named_modules()}
+    return {names[id(module)].rsplit(".", 1)[-1]: rows for module in (embedding, head)}
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """PEFT warns of what is meant, such as tied tables that stay tied."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def save_adapter(model: Any, base: Base, folder: Path) -> None:
+    """Writes a PEFT model's adapter, in the dtype it has, and what its base is."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+    save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()},
+              folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})  # fmt: skip
+    config = model.peft_config["default"]
+    config.base_model_name_or_path = base.name
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    config.inference_mode = False
+    if not (folder / ADAPTER_CONFIG).is_file():
+        raise AssertionError("PEFT has changed where it writes an adapter's config")
+    base.save(folder)
+
+
+def reopened(model: Any, folder: Path) -> Any:
+    """A base, with rows for the control tokens, as a PEFT model that goes on with an adapter."""
+    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    config = LoraConfig.from_pretrained(str(folder))
+    config.inference_mode = False
+    with _quietly():
+        peft_model = get_peft_model(model, config, autocast_adapter_dtype=False)
+        found: Any = set_peft_model_state_dict(peft_model, load_file(folder / ADAPTER_WEIGHTS))
+    if found.unexpected_keys:
+        raise Unsupported(f"{folder} has tensor {found.unexpected_keys[0]!r}, which is not trained")
+    return peft_model

@@ -1,0 +1,225 @@
+"""`train sft`: rows of annotated answers in, a model that writes such answers out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.data.rows import PromptBook, Reject
+from stretto.data.settings import hold_to
+from stretto.data.store import line_of
+from stretto.errors import InvalidInput
+from stretto.files import write_atomically
+from stretto.train.config import SftConfig
+from stretto.train.lengths import LENGTHS, relabel
+from stretto.train.loop import Finished, Loop, LoopSettings, Report
+from stretto.train.objective import Validation
+from stretto.train.packing import BatchSize, PackedSteps, pack
+from stretto.train.rows import (
+    Gathered,
+    RowEncoder,
+    TrainingRow,
+    fingerprint,
+    read_training_rows,
+    split_rows,
+)
+from stretto.train.schedule import Schedule
+from stretto.train.supervised import Supervised
+from stretto.train.trainee import Lora, Trainee, open_trainee
+from stretto.train.workers import Workers, joined
+
+DEFAULT_BATCH_TOKENS = 8192
+CONFIG, ENVIRONMENT, REJECTS, SUMMARY = (
+    "config.json", "environment.json", "rejects.jsonl", "summary.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to start."""
+
+    trainee: Trainee
+    train: Gathered
+    valid: Gathered
+    steps: PackedSteps
+    settings: LoopSettings
+
+
+def train_sft(
+    config: SftConfig,
+    *,
+    report: Report | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> dict[str, Any]:
+    """Trains and saves a model; the summary, which is also written to the run's folder.
+
+    The folder `config.out` gets the settings, the environment, `metrics.jsonl`, `checkpoints/`,
+    `rejects.jsonl` and, at the end, `model/`: an adapter's or a model's folder. The same settings
+    over the same folder go on where it stopped. Under `torchrun` all processes call this.
+    Raises `InvalidInput` before anything is trained if settings or data do not fit.
+    """
+    if config.out is None:
+        raise InvalidInput("no folder for the run; name one with --out")
+    out = Path(config.out).expanduser()
+    with joined() as workers:
+        prepared = prepare(config)
+        if workers.is_first:
+            _open_folder(out, config, prepared)
+        workers.wait()
+        validation = _validation(prepared, config)
+        loop = Loop(
+            prepared.trainee.model,
+            Supervised(prepared.train.examples),
+            prepared.steps,
+            prepared.settings,
+            out,
+            validation=validation,
+            workers=workers,
+            report=report,
+            should_stop=should_stop,
+        )
+        finished = loop.run()
+        return _finish(out, prepared, finished, workers)
+
+
+def prepare(config: SftConfig, trainee: Trainee | None = None) -> Prepared:
+    """Reads data, loads the model (unless it is given) and plans the steps. Writes nothing."""
+    if not config.data:
+        raise InvalidInput("no data to train on; name files with --data")
+    rows = read_training_rows(_paths(config.data))
+    valid = read_training_rows(_paths(config.valid)) if config.valid else []
+    if config.valid_share:
+        rows, valid = split_rows(rows, config.valid_share, config.seed)
+    book = PromptBook.read(_paths(config.prompts), prompt_field=config.prompt_field)
+    trainee = open_for(config) if trainee is None else trainee
+    encoder = _encoder(config, trainee, book)
+    gathered, held_out = encoder.gather(rows), encoder.gather(valid)
+    _check_apart(rows, valid)
+    if not gathered.examples:
+        raise InvalidInput("no row is left to train on; see the reasons with `stretto data check`")
+    tokens = config.batch_tokens
+    if config.batch is None and tokens is None:
+        tokens = DEFAULT_BATCH_TOKENS
+    steps = PackedSteps(
+        [len(e) for e in gathered.examples],
+        BatchSize(groups=config.batch, tokens=tokens),
+        pack_tokens=config.pack_tokens,
+        epochs=config.epochs,
+        seed=config.seed,
+        max_steps=config.max_steps,
+    )
+    return Prepared(trainee, gathered, held_out, steps, _loop_settings(config, gathered, held_out))
+
+
+def open_for(config: SftConfig) -> Trainee:
+    """The trainee that a run's settings ask for."""
+    settings: dict[str, Any] = {}
+    if config.lengths is not None:
+        settings = dict(LENGTHS[config.lengths])
+    if config.lengths == "fixed":
+        settings["fixed_length"] = config.fixed_length
+    return open_trainee(
+        config.model,
+        dialect="plain" if config.baseline else config.dialect,
+        settings=settings,
+        how=config.how,
+        lora=Lora(config.rank, config.alpha, config.targets, config.dropout),
+        init=config.init,
+        dtype=config.dtype,
+        device=config.device,
+        seed=config.seed,
+    )
+
+
+# -- internals -------------------------------------------------------------------------------------
+
+
+def _paths(names: list[str]) -> list[Path]:
+    return [Path(name).expanduser() for name in names]
+
+
+def _encoder(config: SftConfig, trainee: Trainee, book: PromptBook) -> RowEncoder:
+    vocabulary, unit = trainee.vocabulary, trainee.card.unit
+    renew = config.lengths is not None
+    return RowEncoder(
+        maker=trainee.maker(),
+        encode_prompt=trainee.encode_prompt,
+        book=book,
+        baseline=config.baseline,
+        relabel=(lambda text: relabel(text, vocabulary, unit)) if renew else None,
+        max_tokens=config.max_tokens,
+    )
+
+
+def _check_apart(rows: list[TrainingRow], valid: list[TrainingRow]) -> None:
+    both = {r.prompt_id for r in rows} & {r.prompt_id for r in valid}
+    if both:
+        raise InvalidInput(
+            f"{len(both)} prompts are in the training and the validation data, e.g. {min(both)}; "
+            "take them out of one"
+        )
+
+
+def _loop_settings(config: SftConfig, train: Gathered, valid: Gathered) -> LoopSettings:
+    what = {**config.resolved, "data": fingerprint(train.examples)}
+    what |= {"valid": fingerprint(valid.examples), "prompts": None}
+    return LoopSettings(
+        schedule=Schedule(config.lr, config.schedule, config.warmup),
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        valid_every=config.valid_every,
+        checkpoint_every=config.checkpoint_every,
+        seed=config.seed,
+        fingerprint=json.dumps(what, sort_keys=True),
+    )
+
+
+def _validation(prepared: Prepared, config: SftConfig) -> Validation | None:
+    examples = prepared.valid.examples
+    if not examples:
+        return None
+    packs = pack(range(len(examples)), lambda e: len(examples[e]), config.pack_tokens)
+    return Validation(Supervised(examples), packs)
+
+
+def _open_folder(out: Path, config: SftConfig, prepared: Prepared) -> None:
+    from stretto.train.environment import environment
+
+    out.mkdir(parents=True, exist_ok=True)
+    hold_to(out / CONFIG, config.resolved, f"{out}")
+    facts = json.dumps(environment(), indent=2) + "\n"
+    write_atomically(out / ENVIRONMENT, facts.encode())
+    rejects: list[Reject] = [*prepared.train.rejects, *prepared.valid.rejects]
+    lines = [line_of(reject.model_dump(exclude_none=True)) for reject in rejects]
+    write_atomically(out / REJECTS, b"".join(lines))
+
+
+def _finish(out: Path, prepared: Prepared, finished: Finished, workers: Workers) -> dict[str, Any]:
+    trainee, folder = prepared.trainee, out / "model"
+    summary: dict[str, Any] = {
+        "out": str(out),
+        "model": None,
+        "steps": finished.num_steps,
+        "is_complete": finished.is_complete,
+        "trained_parameters": trainee.num_trained,
+        "train": prepared.train.counts(),
+        "valid": prepared.valid.counts(),
+        "last": _without_times(finished.metrics),
+        "valid_loss": _without_times(finished.valid) if finished.valid else None,
+    }
+    if finished.is_complete:
+        summary["model"] = str(folder)
+        if workers.is_first and not folder.exists():
+            trainee.save(folder)
+    if workers.is_first:
+        write_atomically(out / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+    workers.wait()
+    return summary
+
+
+def _without_times(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    times = ("seconds", "tokens", "step", "of", "num_packs", "lr", "grad_norm")
+    return {name: value for name, value in metrics.items() if name not in times}

@@ -1,0 +1,231 @@
+"""A model made ready to be trained, whole or by a LoRA, and saved as what `LM.load` takes."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from stretto.dialects import get_dialect
+from stretto.errors import InvalidInput, Unsupported
+from stretto.models.adapters import Base, prepare_tokens
+from stretto.models.weights import is_adapter
+from stretto.tokens import HFVocabulary, ModelCard, add_control_tokens, fit_model
+from stretto.train.examples import ExampleMaker
+from stretto.train.lora import Lora, reopened, save_adapter, with_lora
+
+if TYPE_CHECKING:
+    from stretto.models.registry import ResolvedModel
+
+How = Literal["lora", "full"]
+
+
+@dataclass(eq=False)
+class Trainee:
+    """A model in training, its tokenizer and card; `base` says what an adapter is of.
+
+    `model` is a Hugging Face causal LM, or a PEFT model of one. What requires gradients is what is
+    trained.
+    """
+
+    model: Any
+    tokenizer: Any
+    card: ModelCard
+    base: Base | None = None
+    how: How = "full"
+    num_new_rows: int = 0
+    vocabulary: HFVocabulary = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.vocabulary = HFVocabulary.from_tokenizer(
+            self.tokenizer,
+            control=self.card.control,
+            forms=get_dialect(self.card.dialect).control_forms,
+            size=self.plain_model.get_output_embeddings().weight.shape[0],
+            end_ids=end_ids_of(self.plain_model, self.tokenizer),
+        )
+
+    @property
+    def plain_model(self) -> Any:
+        """The model without PEFT around it; adapters stay in its layers."""
+        return self.model.get_base_model() if self.how == "lora" else self.model
+
+    @property
+    def num_trained(self) -> int:
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    def maker(self) -> ExampleMaker:
+        """A maker of examples for this model."""
+        limit = self.plain_model.config.max_position_embeddings
+        own = self.tokenizer.eos_token_id
+        end = own if own in self.vocabulary.end_ids else None
+        return ExampleMaker(self.vocabulary, self.card, limit, end_id=end)
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """A prompt's ids by the model's chat template, exactly as `LM.submit` encodes it."""
+        return self.vocabulary.encode_chat([{"role": "user", "content": prompt}])
+
+    def _named_base(self) -> Base:
+        if self.base is None:
+            raise InvalidInput("the adapter's base has no name; give `make_trainee` its `base`")
+        return self.base
+
+    def save(self, folder: Path) -> Path:
+        """Writes an adapter's folder, or for full training a model's, whole or not at all.
+
+        Raises `InvalidInput` if the folder exists and is not empty.
+        """
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InvalidInput(f"{folder} exists and is not an empty folder; name a new one")
+        scratch = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            scratch.mkdir(parents=True)
+            if self.how == "lora":
+                save_adapter(self.model, self._named_base(), scratch)
+            else:
+                self.model.save_pretrained(scratch)
+                self.tokenizer.save_pretrained(scratch)
+            self.card.save(scratch)
+            scratch.replace(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return folder
+
+
+def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
+    from stretto.lm import _end_ids
+
+    return _end_ids(model, tokenizer)
+
+
+# -- making one ------------------------------------------------------------------------------------
+
+
+def open_trainee(
+    name: str | Path,
+    *,
+    dialect: str = "pasta",
+    settings: Mapping[str, Any] | None = None,
+    how: How = "lora",
+    lora: Lora | None = None,
+    init: str = "forms",
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    offline: bool | None = None,
+    seed: int = 0,
+) -> Trainee:
+    """Loads a model and makes it ready to be trained; see `make_trainee` for the settings.
+
+    An adapter's folder is trained further as the adapter it is, if `how` is lora; with full
+    training it is merged first.
+    """
+    from stretto.models import load_hf, resolve
+
+    resolved = resolve(name, offline=offline)
+    if is_adapter(resolved.path) and how == "lora":
+        return _open_adapter(resolved, dialect, settings, dtype=dtype, device=device)
+    model, tokenizer = load_hf(resolved.path, dtype=dtype, device=device)
+    return make_trainee(
+        model, tokenizer, dialect=dialect, settings=settings, how=how, lora=lora, init=init,
+        card=ModelCard.load(resolved.path), base=_base_of(resolved), seed=seed,
+    )  # fmt: skip
+
+
+def make_trainee(
+    model: Any,
+    tokenizer: Any,
+    *,
+    dialect: str = "pasta",
+    settings: Mapping[str, Any] | None = None,
+    how: How = "lora",
+    lora: Lora | None = None,
+    init: str = "forms",
+    card: ModelCard | None = None,
+    base: Base | None = None,
+    seed: int = 0,
+) -> Trainee:
+    """Makes a Hugging Face model ready to be trained; it and its tokenizer are changed in place.
+
+    A `card` of the same dialect is kept but for `settings` (policy, unit, fixed_length). Otherwise
+    the dialect's control tokens are added, and rows for them: `init` forms gives each the mean of
+    the tokens of its text form, mean that of all rows. Tied embeddings stay tied.
+    """
+    if init not in ("forms", "mean"):
+        raise InvalidInput(f"init is {init!r}; known: forms, mean")
+    own = dict(settings or {})
+    if card is None or card.dialect != dialect:
+        if card is not None and card.dialect != "plain":
+            raise InvalidInput(
+                f"the model writes dialect {card.dialect}, and is to learn {dialect}; begin with "
+                "a plain model"
+            )
+        forms = get_dialect(dialect).control_forms
+        ids = add_control_tokens(tokenizer, forms) if forms else {}
+        card = ModelCard.describe(dialect, ids, tokenizer.backend_tokenizer, **own)
+        old = int(model.get_input_embeddings().weight.shape[0])
+        fit_model(model, max(ids.values(), default=-1) + 1, seed=seed)
+        new = {name: i for name, i in ids.items() if i >= old}
+        if init == "forms":
+            _init_rows(model, tokenizer, {i: forms[name] for name, i in new.items()})
+    else:
+        card = ModelCard.model_validate({**card.model_dump(), **own})
+        fit_model(model, max(card.control.values(), default=-1) + 1, seed=seed)
+    trained = list(card.control.values())
+    if how == "lora":
+        model = with_lora(model, Lora() if lora is None else lora, trained, seed)
+    else:
+        model.requires_grad_(True)
+    return Trainee(model, tokenizer, card, base=base, how=how, num_new_rows=len(trained))
+
+
+def _base_of(resolved: ResolvedModel) -> Base:
+    name = resolved.name if resolved.source in ("embedded", "hub") else str(resolved.path)
+    return Base.of(name, resolved.path, resolved.facts)
+
+
+def _init_rows(model: Any, tokenizer: Any, forms: Mapping[int, str]) -> None:
+    """Each new row becomes the mean of its text form's rows, in embedding and head."""
+    import torch
+
+    weights = [model.get_input_embeddings().weight]
+    head = model.get_output_embeddings()
+    if head is not None and head.weight is not weights[0]:
+        weights.append(head.weight)
+    backend = tokenizer.backend_tokenizer
+    with torch.no_grad():
+        for new, form in forms.items():
+            ids = backend.encode(form, add_special_tokens=False).ids
+            if ids and max(ids) < min(forms):
+                for weight in weights:
+                    weight[new] = weight[ids].float().mean(0).to(weight.dtype)
+
+
+def _open_adapter(
+    resolved: ResolvedModel, dialect: str, settings: Mapping[str, Any] | None,
+    *, dtype: str, device: str,
+) -> Trainee:  # fmt: skip
+    """A trainee that goes on with an adapter, on the base that it is of."""
+    from stretto.models import load_hf, resolve
+    from stretto.models.adapters import base_of, scaling_of
+
+    folder = resolved.path
+    scaling_of(folder)
+    card = ModelCard.load(folder)
+    if card.dialect != dialect:
+        raise InvalidInput(f"{folder} writes dialect {card.dialect}, not {dialect}; begin anew")
+    changed = {k: v for k, v in (settings or {}).items() if getattr(card, k) != v}
+    if changed:
+        raise Unsupported(
+            f"{folder} was trained with {next(iter(changed))} = "
+            f"{getattr(card, next(iter(changed)))!r}; an adapter keeps its settings"
+        )
+    base = base_of(folder, lambda name: resolve(name, offline=True))
+    model, tokenizer = load_hf(base.path, dtype=dtype, device=device)
+    prepare_tokens(model, tokenizer, card, folder)
+    peft_model = reopened(model, folder)
+    return Trainee(
+        peft_model, tokenizer, card, _base_of(base), how="lora", num_new_rows=len(card.control)
+    )
