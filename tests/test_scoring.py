@@ -144,9 +144,12 @@ def test_branches_are_counted_and_so_are_redundant_ones() -> None:
     assert (row.branches, row.redundant, row.flaws) == (2, 1, [])
 
 
-def test_the_baseline_is_its_first_sample_and_must_have_tokens() -> None:
-    several = [answer("p", 1, "second"), answer("p", 0, "first", completion_tokens=50)]
+def test_the_baseline_is_its_first_sample_that_has_tokens() -> None:
+    several = [
+        answer("p", 2, "third"),
+        answer("p", 1, "second", completion_tokens=50),
+        answer("p", 0, "", completion_tokens=0),
+    ]
     found = opponents_of(several, {prompt_id("p"): "ref"})
-    assert found[prompt_id("p")] == Opponent("first", 50, "ref")
-    with pytest.raises(InvalidInput, match="has no token"):
-        opponents_of([answer("p", 0, "", completion_tokens=0)])
+    assert found[prompt_id("p")] == Opponent("second", 50, "ref")
+    assert opponents_of(several[2:]) == {}

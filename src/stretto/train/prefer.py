@@ -98,7 +98,7 @@ class Preference:
 
 
 @dataclass(frozen=True)
-class Unusable:
+class UnusablePair:
     """A pair that cannot be learnt from, and why."""
 
     prompt_id: str
@@ -112,7 +112,7 @@ def pair_examples(
     prompt_ids: Callable[[Answer], Sequence[int]],
     *,
     margin: float | None = None,
-) -> tuple[list[PairExample], list[Unusable]]:
+) -> tuple[list[PairExample], list[UnusablePair]]:
     """Examples of all pairs that were made, and those that cannot be used.
 
     A pair's margin is `margin_of` its number of candidates, or `margin` for all. Raises
@@ -120,7 +120,7 @@ def pair_examples(
     """
     known = {(a.prompt_id, a.sample): a for a in answers}
     made: list[PairExample] = []
-    unusable: list[Unusable] = []
+    unusable: list[UnusablePair] = []
     for pair in pairs:
         if pair.best is None or pair.worst is None:
             continue
@@ -134,7 +134,7 @@ def pair_examples(
         try:
             examples = [_example(maker, prompt_ids, answer) for answer in (best, worst)]
         except InvalidInput as error:
-            unusable.append(Unusable(pair.prompt_id, str(error)))
+            unusable.append(UnusablePair(pair.prompt_id, str(error)))
             continue
         wanted = margin_of(pair.num_candidates) if margin is None else margin
         made.append(PairExample(examples[0], examples[1], wanted))

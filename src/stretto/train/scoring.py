@@ -53,7 +53,8 @@ class Opponent:
 @dataclass
 class Scoring:
     """What a run of scoring came to. `unjudged`: answers a later run of the same command judges;
-    `no_baseline`: prompts that cannot be scored, since the baseline has no answer to them."""
+    `no_baseline`: prompts that cannot be scored, since the baseline has no answer to them, or an
+    empty one."""
 
     rows: list[Scored] = field(default_factory=list)
     num_judged_before: int = 0
@@ -81,16 +82,12 @@ def opponents_of(
     baseline: Sequence[Answer], references: Mapping[str, str] | None = None
 ) -> dict[str, Opponent]:
     """Opponents by `prompt_id`: of several baseline answers to a prompt that of the lowest sample
-    number. Raises `InvalidInput` for a baseline answer without a token."""
+    number. One without a token is none: nothing can be held against it."""
     found: dict[str, Opponent] = {}
     for answer in sorted(baseline, key=lambda a: a.sample, reverse=True):
-        if answer.completion_tokens < 1:
-            raise InvalidInput(
-                f"the baseline's answer {answer.key} has no token, so nothing can be compared with "
-                "it; sample another"
-            )
-        reference = (references or {}).get(answer.prompt_id)
-        found[answer.prompt_id] = Opponent(answer.text, answer.completion_tokens, reference)
+        if answer.completion_tokens:
+            reference = (references or {}).get(answer.prompt_id)
+            found[answer.prompt_id] = Opponent(answer.text, answer.completion_tokens, reference)
     return found
 
 

@@ -1,0 +1,307 @@
+"""Rounds of preference training: each stage's file is made if it is not there, then read."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stretto.cli import train_score as parts
+from stretto.errors import InvalidInput, Unsupported
+
+if TYPE_CHECKING:
+    from stretto.data.rows import Answer, PromptBook
+    from stretto.data.select import Selection
+    from stretto.eval.judges import JudgeSettings
+    from stretto.train.lora import Lora
+    from stretto.train.pairs import Pair
+    from stretto.train.prefer_run import Learner, PreferSettings, Trained
+    from stretto.train.trainee import Trainee
+
+INTERRUPTED = 130
+SETTINGS = "prefer.run.json"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a round samples, at temperature 1."""
+
+    n: int
+    max_tokens: int
+    requests: int
+    pool_slots: int
+    dtype: str
+    engine: str
+    keeps_prompts: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `train prefer` was asked for. `given`: answers, scored answers and pairs that round 1
+    begins with, each of which may be missing. `lora` None: full training."""
+
+    out: Path
+    start: str
+    rounds: int
+    given: tuple[tuple[Path, ...], Path | None, Path | None]
+    prompts: tuple[Path, ...]
+    prompt_field: str | None
+    selection: Selection
+    sampling: Sampling
+    baseline: Path | None
+    references: Path | None
+    lam: str
+    variant: str
+    judge: JudgeSettings | None
+    settings: PreferSettings
+    lora: Lora | None
+    dtype: str
+    device: str
+    quiet: bool
+
+    def folder(self, number: int) -> Path:
+        """Of a round, counted from 1."""
+        return self.out / f"round-{number}"
+
+    def model(self, number: int) -> Path:
+        return self.folder(number) / "model"
+
+    def start_of(self, number: int) -> str:
+        """The model that a round samples with and begins from."""
+        return self.start if number == 1 else str(self.model(number - 1))
+
+    def seed_of(self, number: int) -> int:
+        """Of a round's sampling: no two rounds draw the same numbers."""
+        return self.settings.seed + number - 1
+
+
+class Stopped(Exception):
+    """A stage ended before its work was done. `code`: the exit status."""
+
+    def __init__(self, code: int, stage: str) -> None:
+        super().__init__(stage)
+        self.code = code
+
+
+def run_rounds(plan: Plan) -> tuple[int, dict[str, Any]]:
+    """Runs what is not done yet; exit status and summary."""
+    check(plan)
+    results: list[dict[str, Any]] = []
+    code = 0
+    try:
+        for number in range(1, plan.rounds + 1):
+            if (plan.model(number) / "stretto.json").is_file():
+                results.append({"round": number, "model": str(plan.model(number)), "done": True})
+                continue
+            results.append({"round": number, "model": str(plan.model(number))})
+            _run_round(plan, number, results[-1])
+    except Stopped as stop:
+        code = stop.code
+        results[-1]["stopped_at"] = str(stop)
+    last = results[-1]["model"] if code == 0 else None
+    return code, {"rounds": results, "model": last}
+
+
+def check(plan: Plan) -> None:
+    """Raises for what would fail after hours: a missing input, a wrong number or name."""
+    from stretto.errors import UnknownName
+    from stretto.train.bonbon import margin_of
+    from stretto.train.scores import VARIANTS, parse_lambda
+
+    answers, scored, pairs = plan.given
+    if plan.variant not in VARIANTS:
+        raise UnknownName("variant", plan.variant, list(VARIANTS))
+    lam = parse_lambda(plan.lam)
+    if lam > 0 and plan.judge is None and pairs is None:
+        raise InvalidInput(f"lambda {plan.lam} needs a quality; name a judge, or --lambda 0")
+    margin_of(plan.sampling.n)
+    if not 0 <= plan.settings.alpha <= 1:
+        raise InvalidInput(f"--alpha must be from 0 to 1, got {plan.settings.alpha}")
+    if (scored is not None or pairs is not None) and not answers:
+        raise InvalidInput("scored answers or pairs come with their answers; name them (--answers)")
+    if plan.rounds > 1 or not answers:
+        if not plan.prompts:
+            raise InvalidInput("a round that samples needs prompts; name their data (--prompts)")
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise Unsupported(
+                "several processes can train on pairs but not sample; sample first (data sample, "
+                "train score, train pairs), then give --answers and --pairs"
+            )
+    if plan.baseline is None and (plan.rounds > 1 or (scored is None and pairs is None)):
+        raise InvalidInput("speedup is counted from a baseline's answers; name them (--baseline)")
+
+
+def _run_round(plan: Plan, number: int, result: dict[str, Any]) -> None:
+    from stretto.data.rows import PromptBook
+
+    plan.folder(number).mkdir(parents=True, exist_ok=True)
+    book = PromptBook.read(plan.prompts, prompt_field=plan.prompt_field)
+    answers = parts.read_answers(_answers(plan, number, result))
+    pairs = _pairs(plan, number, answers, book, result)
+    result["training"] = _train(plan, number, answers, pairs, book).to_json()
+
+
+# -- sampling --------------------------------------------------------------------------------------
+
+
+def _answers(plan: Plan, number: int, result: dict[str, Any]) -> tuple[Path, ...]:
+    if number == 1 and plan.given[0]:
+        return plan.given[0]
+    from stretto.cli.answer import load
+    from stretto.cli.data_sample import Job, run_job
+    from stretto.data.rows import read_sources
+    from stretto.data.select import select
+    from stretto.params import SamplingParams
+
+    chosen, how = plan.selection, plan.sampling
+    sources = read_sources(plan.prompts, prompt_field=plan.prompt_field, keep_fields=chosen.skip_if)
+    texts = [source.prompt for source in select(sources, chosen)[0]]
+    path = plan.folder(number) / "answers.jsonl"
+    params = SamplingParams(max_tokens=how.max_tokens, temperature=1.0, seed=plan.seed_of(number))
+    start = plan.start_of(number)
+    lm = load(
+        start, dtype=how.dtype, device=plan.device, engine=how.engine, threads=None,
+        pool_slots=how.pool_slots, page_size=1, offline=False, quiet=plan.quiet,
+    )  # fmt: skip
+    job = Job(
+        path, params, "auto", how.dtype, start, how.n, how.requests, how.keeps_prompts, True,
+        plan.quiet,
+    )  # fmt: skip
+    code, result["sampling"] = run_job(lm, texts, job)
+    if code == INTERRUPTED:
+        raise Stopped(code, "sampling")
+    return (path,)
+
+
+# -- scoring and pairing ---------------------------------------------------------------------------
+
+
+def _pairs(
+    plan: Plan, number: int, answers: list[Answer], book: PromptBook, result: dict[str, Any]
+) -> list[Pair]:
+    from stretto.data.rows import read_rows
+    from stretto.train.pairs import Pair, Scored, summarise
+
+    if number == 1 and plan.given[2] is not None:
+        return read_rows(plan.given[2], Pair)
+    given = plan.given[1] if number == 1 else None
+    rows = (
+        _scored(plan, number, answers, book, result) if given is None else read_rows(given, Scored)
+    )
+    path = plan.folder(number) / "pairs.jsonl"
+    made = parts.write_pairs(rows, path, lam=plan.lam, variant=plan.variant)
+    result["pairs"] = summarise(made, rows)
+    return made
+
+
+def _scored(
+    plan: Plan, number: int, answers: list[Answer], book: PromptBook, result: dict[str, Any]
+) -> list[Any]:
+    if plan.baseline is None:
+        raise AssertionError("checked before")
+    path = plan.folder(number) / "scored.jsonl"
+    settings = plan.judge
+    if settings is not None:
+        settings = replace(settings, replies=path.with_suffix(".replies.jsonl"))
+    inputs = parts.Inputs.of(
+        answers, plan.baseline, book, references=plan.references, model=plan.start_of(number)
+    )
+    scoring, code = parts.run_scoring(inputs, settings, path, quiet=plan.quiet)
+    result["scoring"] = scoring.to_json()
+    if code or scoring.unjudged:
+        raise Stopped(code or parts.SOME_FAILED, "scoring")
+    return scoring.rows
+
+
+# -- training --------------------------------------------------------------------------------------
+
+
+def _train(
+    plan: Plan, number: int, answers: list[Answer], pairs: list[Pair], book: PromptBook
+) -> Trained:
+    from stretto.cli.data_progress import Progress
+    from stretto.cli.output import interruptible
+    from stretto.train.prefer_run import Hooks, train_on_pairs
+    from stretto.train.workers import joined
+
+    with joined() as workers, interruptible() as is_interrupted:
+        trainee = _open(plan, number)
+        with Progress(quiet=plan.quiet or not workers.is_first) as progress:
+            hooks = Hooks(
+                report=lambda line: progress.update(_worded(number, line)),
+                report_reference=lambda done, all_: progress.update(f"reference {done}/{all_}"),
+                should_stop=is_interrupted,
+            )
+            learner = _learner(plan, number, trainee, book, workers)
+            folder = plan.folder(number) / "training"
+            trained = train_on_pairs(learner, pairs, answers, folder, plan.settings, hooks=hooks)
+        if not trained.finished.is_complete:
+            raise Stopped(INTERRUPTED, "training")
+        if workers.is_first:
+            save_model(trainee, plan.model(number), judges_before(plan.start_of(number)), pairs)
+        workers.wait()
+        return trained
+
+
+def _open(plan: Plan, number: int) -> Trainee:
+    from stretto.train.trainee import open_trainee
+
+    dialect = parts.card_of(plan.start_of(number)).dialect
+    return open_trainee(
+        plan.start_of(number),
+        dialect=dialect,
+        how="full" if plan.lora is None else "lora",
+        lora=plan.lora,
+        dtype=plan.dtype,
+        device=plan.device,
+        seed=plan.settings.seed,
+    )
+
+
+def _learner(plan: Plan, number: int, trainee: Trainee, book: PromptBook, workers: Any) -> Learner:
+    from stretto.data.settings import fingerprint
+    from stretto.train.prefer_run import Learner
+
+    identity = {
+        "model": fingerprint(parts.folder_of(plan.start_of(number))),
+        "dtype": plan.dtype,
+        "how": trainee.how,
+    }
+    return Learner(
+        trainee.model,
+        trainee.maker(),
+        lambda answer: trainee.encode_prompt(book.prompt_of(answer)),
+        identity,
+        workers,
+    )
+
+
+def _worded(number: int, line: Mapping[str, Any]) -> str:
+    return (
+        f"round {number}, step {line['step']}/{line.get('of', '-')}: loss {line['loss']:.4g}, "
+        f"gap {line.get('gap', 0.0):.3g}, right {line.get('accuracy', 0.0):.0%}"
+    )
+
+
+def judges_before(start: str) -> list[str]:
+    """Who scored what the start model learnt from."""
+    from stretto.eval.judges import judges_of
+
+    return judges_of(parts.folder_of(start))
+
+
+def save_model(trainee: Trainee, folder: Path, before: list[str], pairs: list[Pair]) -> None:
+    """Writes the model with the names of all its judges, whole or not at all."""
+    from stretto.train.prefer_run import write_preference
+
+    scratch = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        trainee.save(scratch)
+        write_preference(scratch, before=before, pairs=pairs)
+        scratch.replace(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
