@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stretto.cli import bench, data, doctor, eval_app, model, run, trace
+from stretto.cli import bench, data, doctor, eval_app, model, run, trace, train
 
 STDOUT_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -28,6 +28,7 @@ app.add_typer(model.app, name="model")
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.add_typer(eval_app.app, name="eval")
+app.add_typer(train.app, name="train")
 app.command()(doctor.doctor)
 
 

@@ -16,6 +16,7 @@ from stretto.files import write_atomically
 from stretto.train.config import SftConfig
 from stretto.train.lengths import LENGTHS, relabel
 from stretto.train.loop import Finished, Loop, LoopSettings, Report
+from stretto.train.lora import Lora
 from stretto.train.objective import Validation
 from stretto.train.packing import BatchSize, PackedSteps, pack
 from stretto.train.rows import (
@@ -28,7 +29,7 @@ from stretto.train.rows import (
 )
 from stretto.train.schedule import Schedule
 from stretto.train.supervised import Supervised
-from stretto.train.trainee import Lora, Trainee, open_trainee
+from stretto.train.trainee import Trainee, open_trainee
 from stretto.train.workers import Workers, joined
 
 DEFAULT_BATCH_TOKENS = 8192

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stretto.dialects import get_dialect
 from stretto.errors import InvalidInput, Unsupported
 from stretto.models.adapters import Base, prepare_tokens
+from stretto.models.loading import _quiet as quiet
 from stretto.models.weights import is_adapter
 from stretto.tokens import HFVocabulary, ModelCard, add_control_tokens, fit_model
 from stretto.train.examples import ExampleMaker
@@ -86,7 +87,8 @@ class Trainee:
             if self.how == "lora":
                 save_adapter(self.model, self._named_base(), scratch)
             else:
-                self.model.save_pretrained(scratch)
+                with quiet():
+                    self.model.save_pretrained(scratch)
                 self.tokenizer.save_pretrained(scratch)
             self.card.save(scratch)
             scratch.replace(folder)

@@ -1,0 +1,148 @@
+"""What the verbs of `stretto train` share: progress, summaries, estimates."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from stretto.cli.output import interruptible, is_live, say, write_json, write_line
+from stretto.train.config import SftConfig
+
+EXIT_PARTIAL = 3
+EXIT_INTERRUPTED = 130
+ESTIMATE_TOKENS = 10_000_000
+"""Of an estimate without data: what is said is per so many tokens an epoch."""
+
+TARGET_SHARE = 0.75
+"""Of an estimate without data: about what answers are of prompts with answers."""
+
+
+def plain_values(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags as settings: paths become strings."""
+    plain: dict[str, Any] = {}
+    for name, value in changes.items():
+        if isinstance(value, Path):
+            plain[name] = str(value)
+        elif isinstance(value, list):
+            plain[name] = [str(item) for item in value]
+        else:
+            plain[name] = value
+    return plain
+
+
+def progress(quiet: bool) -> Callable[[Mapping[str, Any]], None] | None:
+    """Says each line of the metrics on stderr: on a terminal in place, elsewhere as it comes."""
+    if quiet:
+        return None
+    live = is_live(sys.stderr)
+
+    def report(line: Mapping[str, Any]) -> None:
+        if line["kind"] == "valid":
+            parts = [f"{k.removeprefix('loss_')} {v:.3f}" for k, v in line.items() if "loss" in k]
+            say(f"validation after step {line['step']}: {', '.join(parts)}")
+            return
+        rate = line["tokens"] / line["seconds"] if line["seconds"] else 0.0
+        text = (
+            f"step {line['step']}/{line['of']}: loss {line['loss']:.3f}, norm "
+            f"{line['grad_norm']:.2f}, lr {line['lr']:.2e}, {rate:.0f} tokens/s"
+        )
+        if live:
+            end = "\n" if line["step"] == line["of"] else ""
+            print(f"\r\x1b[K{text}", end=end, file=sys.stderr, flush=True)
+        else:
+            say(text)
+
+    return report
+
+
+def run_sft(config: SftConfig, *, as_json: bool, quiet: bool) -> None:
+    """Trains, and says how it went. Exits with 130 where Ctrl-C stopped it at a checkpoint, and
+    with 3 where rows were left out."""
+    from stretto.train.sft import train_sft
+
+    with interruptible() as pressed:
+        summary = train_sft(config, report=progress(quiet), should_stop=pressed)
+    if as_json:
+        write_json(summary)
+    else:
+        for name in ("train", "valid"):
+            say(f"{name}: " + ", ".join(f"{k} {v}" for k, v in summary[name].items()))
+        if summary["model"] is not None:
+            write_line(summary["model"])
+    if not summary["is_complete"]:
+        say(f"stopped after step {summary['steps']}; the same command goes on")
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if summary["train"]["rejected"] or summary["valid"]["rejected"]:
+        say(f"rows were left out: see {summary['out']}/rejects.jsonl")
+        raise typer.Exit(EXIT_PARTIAL)
+
+
+def show_estimate(config: SftConfig, *, as_json: bool) -> None:
+    """Prints what a run would take. With data it is read and counted; without, it is per
+    `ESTIMATE_TOKENS` an epoch. A recipe's `architecture` stands for weights that are not here."""
+    found = estimate_of(config)
+    if as_json:
+        write_json(found)
+        return
+    for name, value in found.items():
+        write_line(f"{name:<20} {_shown(name, value)}")
+
+
+def estimate_of(config: SftConfig) -> dict[str, Any]:
+    """The estimate of a run, with what it is based on."""
+    from stretto.dialects import get_dialect
+    from stretto.train.estimate import Shape, estimate, measure_flops
+    from stretto.train.lora import Lora
+    from stretto.train.sft import prepare
+
+    tokens, share, steps = ESTIMATE_TOKENS, TARGET_SHARE, None
+    if config.architecture is not None:
+        shape = Shape.of_config(config.architecture)
+    if config.architecture is None or config.data:
+        shape, tokens, share, steps = _from_data(config, prepare)
+    forms = {} if config.baseline else get_dialect(config.dialect).control_forms
+    lora = Lora(config.rank, config.alpha, config.targets, config.dropout)
+    result = estimate(
+        shape,
+        lora=lora if config.how == "lora" else None,
+        new_rows=len(forms),
+        num_tokens=round(tokens * config.epochs),
+        target_share=share,
+        pack_tokens=config.pack_tokens,
+        weight_bytes=2 if config.dtype == "bfloat16" else 4,
+        flops_per_s=measure_flops(config.dtype),
+    )
+    basis = {"model": config.model, "how": config.how, "tokens_per_epoch": tokens}
+    return {**basis, "is_counted": steps is not None, "steps": steps, **result.as_dict()}
+
+
+def _from_data(config: SftConfig, prepare: Any) -> tuple[Any, int, float, int | None]:
+    from stretto.models import load_hf, resolve
+    from stretto.train.estimate import Shape
+
+    if not config.data:
+        model, _ = load_hf(resolve(config.model, offline=True).path)
+        return Shape.of_model(model), ESTIMATE_TOKENS, TARGET_SHARE, None
+    prepared = prepare(config)
+    counts = prepared.train.counts()
+    share = counts["targets"] / counts["tokens"]
+    shape = Shape.of_model(_without_lora(prepared.trainee))
+    return shape, counts["tokens"], share, prepared.steps.num_steps
+
+
+def _without_lora(trainee: Any) -> Any:
+    return trainee.model.unload() if trainee.how == "lora" else trainee.model
+
+
+def _shown(name: str, value: Any) -> str:
+    if name.endswith("_bytes") and value is not None:
+        return f"{value / 2**30:.2f} GiB" if value > 2**28 else f"{value / 2**20:.2f} MiB"
+    if name.endswith("_hours") and value is not None:
+        return f"{value:.2f} h" if value > 0.1 else f"{60 * value:.1f} min"
+    if name == "total_flops":
+        return f"{value:.2e}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
