@@ -109,8 +109,13 @@ class Client:
     """Asks an endpoint, from any number of threads. `sleep` waits; tests give their own."""
 
     def __init__(self, endpoint: Endpoint, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        import openai
-
+        try:
+            import openai
+        except ModuleNotFoundError:
+            raise InvalidInput(
+                "an endpoint is asked with the openai package, which is not installed; "
+                "pip install 'stretto-lm[api]'"
+            ) from None
         self.endpoint = endpoint
         self.ledger = Ledger()
         self._sleep = sleep
