@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -88,7 +88,8 @@ def prefer(
 
     Each round samples with the model of the round before. The same command goes on where it ended.
     """
-    from stretto.cli.train_rounds import Plan, Sampling, run_rounds
+    from stretto.cli.train_plan import Plan, Sampling
+    from stretto.cli.train_rounds import run_rounds
     from stretto.train.lora import Lora
     from stretto.train.prefer_run import PreferSettings
     from stretto.train.schedule import Schedule
@@ -145,5 +146,22 @@ def prefer(
     )
     parts.set_threads(threads)
     code, result = run_rounds(plan)
-    data_options.show(result, as_json)
+    show(result, as_json)
     raise typer.Exit(code)
+
+
+def show(result: dict[str, Any], as_json: bool) -> None:
+    """One JSON object; or what each round came to on stderr, and the last model on stdout."""
+    from stretto.cli.output import say, write_json, write_line
+
+    if as_json:
+        write_json(result)
+        return
+    for entry in result["rounds"]:
+        if entry.get("done"):
+            say(f"round {entry['round']}: done before")
+        for stage in ("sampling", "scoring", "pairs", "training"):
+            for name, value in entry.get(stage, {}).items():
+                say(f"round {entry['round']}, {stage}: {name} {data_options.worded(value)}")
+    if result["model"] is not None:
+        write_line(result["model"])

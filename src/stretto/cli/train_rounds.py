@@ -2,81 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto.cli import train_score as parts
-from stretto.errors import InvalidInput, Unsupported
+from stretto.cli.output import say
+from stretto.cli.train_plan import Plan, check, open_folder
 
 if TYPE_CHECKING:
     from stretto.data.rows import Answer, PromptBook
-    from stretto.data.select import Selection
-    from stretto.eval.judges import JudgeSettings
-    from stretto.train.lora import Lora
     from stretto.train.pairs import Pair
-    from stretto.train.prefer_run import Learner, PreferSettings, Trained
+    from stretto.train.prefer_run import Learner, Trained
     from stretto.train.trainee import Trainee
 
 INTERRUPTED = 130
-SETTINGS = "prefer.run.json"
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a round samples, at temperature 1."""
-
-    n: int
-    max_tokens: int
-    requests: int
-    pool_slots: int
-    dtype: str
-    engine: str
-    keeps_prompts: bool
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What `train prefer` was asked for. `given`: answers, scored answers and pairs that round 1
-    begins with, each of which may be missing. `lora` None: full training."""
-
-    out: Path
-    start: str
-    rounds: int
-    given: tuple[tuple[Path, ...], Path | None, Path | None]
-    prompts: tuple[Path, ...]
-    prompt_field: str | None
-    selection: Selection
-    sampling: Sampling
-    baseline: Path | None
-    references: Path | None
-    lam: str
-    variant: str
-    judge: JudgeSettings | None
-    settings: PreferSettings
-    lora: Lora | None
-    dtype: str
-    device: str
-    quiet: bool
-
-    def folder(self, number: int) -> Path:
-        """Of a round, counted from 1."""
-        return self.out / f"round-{number}"
-
-    def model(self, number: int) -> Path:
-        return self.folder(number) / "model"
-
-    def start_of(self, number: int) -> str:
-        """The model that a round samples with and begins from."""
-        return self.start if number == 1 else str(self.model(number - 1))
-
-    def seed_of(self, number: int) -> int:
-        """Of a round's sampling: no two rounds draw the same numbers."""
-        return self.settings.seed + number - 1
 
 
 class Stopped(Exception):
@@ -90,6 +33,7 @@ class Stopped(Exception):
 def run_rounds(plan: Plan) -> tuple[int, dict[str, Any]]:
     """Runs what is not done yet; exit status and summary."""
     check(plan)
+    open_folder(plan)
     results: list[dict[str, Any]] = []
     code = 0
     try:
@@ -102,37 +46,9 @@ def run_rounds(plan: Plan) -> tuple[int, dict[str, Any]]:
     except Stopped as stop:
         code = stop.code
         results[-1]["stopped_at"] = str(stop)
+        say(f"stopped at {stop} of round {len(results)}; the same command goes on")
     last = results[-1]["model"] if code == 0 else None
     return code, {"rounds": results, "model": last}
-
-
-def check(plan: Plan) -> None:
-    """Raises for what would fail after hours: a missing input, a wrong number or name."""
-    from stretto.errors import UnknownName
-    from stretto.train.bonbon import margin_of
-    from stretto.train.scores import VARIANTS, parse_lambda
-
-    answers, scored, pairs = plan.given
-    if plan.variant not in VARIANTS:
-        raise UnknownName("variant", plan.variant, list(VARIANTS))
-    lam = parse_lambda(plan.lam)
-    if lam > 0 and plan.judge is None and pairs is None:
-        raise InvalidInput(f"lambda {plan.lam} needs a quality; name a judge, or --lambda 0")
-    margin_of(plan.sampling.n)
-    if not 0 <= plan.settings.alpha <= 1:
-        raise InvalidInput(f"--alpha must be from 0 to 1, got {plan.settings.alpha}")
-    if (scored is not None or pairs is not None) and not answers:
-        raise InvalidInput("scored answers or pairs come with their answers; name them (--answers)")
-    if plan.rounds > 1 or not answers:
-        if not plan.prompts:
-            raise InvalidInput("a round that samples needs prompts; name their data (--prompts)")
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise Unsupported(
-                "several processes can train on pairs but not sample; sample first (data sample, "
-                "train score, train pairs), then give --answers and --pairs"
-            )
-    if plan.baseline is None and (plan.rounds > 1 or (scored is None and pairs is None)):
-        raise InvalidInput("speedup is counted from a baseline's answers; name them (--baseline)")
 
 
 def _run_round(plan: Plan, number: int, result: dict[str, Any]) -> None:

@@ -1,0 +1,157 @@
+"""What `train prefer` was asked for: checked at once, and held to by the run's folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stretto.cli import train_score as parts
+from stretto.errors import InvalidInput, Unsupported
+from stretto.files import write_atomically
+
+if TYPE_CHECKING:
+    from stretto.data.select import Selection
+    from stretto.eval.judges import JudgeSettings
+    from stretto.train.lora import Lora
+    from stretto.train.prefer_run import PreferSettings
+
+SETTINGS = "prefer.run.json"
+COSTS = ("requests", "pool_slots")
+"""Settings of sampling that change how long it takes and not what comes out."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a round samples, at temperature 1."""
+
+    n: int
+    max_tokens: int
+    requests: int
+    pool_slots: int
+    dtype: str
+    engine: str
+    keeps_prompts: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `train prefer` was asked for. `given`: answers, scored answers and pairs that round 1
+    begins with, each of which may be missing. `lora` None: full training."""
+
+    out: Path
+    start: str
+    rounds: int
+    given: tuple[tuple[Path, ...], Path | None, Path | None]
+    prompts: tuple[Path, ...]
+    prompt_field: str | None
+    selection: Selection
+    sampling: Sampling
+    baseline: Path | None
+    references: Path | None
+    lam: str
+    variant: str
+    judge: JudgeSettings | None
+    settings: PreferSettings
+    lora: Lora | None
+    dtype: str
+    device: str
+    quiet: bool
+
+    def folder(self, number: int) -> Path:
+        """Of a round, counted from 1."""
+        return self.out / f"round-{number}"
+
+    def model(self, number: int) -> Path:
+        return self.folder(number) / "model"
+
+    def start_of(self, number: int) -> str:
+        """The model that a round samples with and begins from."""
+        return self.start if number == 1 else str(self.model(number - 1))
+
+    def seed_of(self, number: int) -> int:
+        """Of a round's sampling: no two rounds draw the same numbers."""
+        return self.settings.seed + number - 1
+
+
+def open_folder(plan: Plan) -> None:
+    """Makes the folder, or checks that the same run was begun in it; more rounds may be added."""
+    from stretto.data.settings import hold_to
+    from stretto.train.environment import environment
+
+    plan.out.mkdir(parents=True, exist_ok=True)
+    if int(os.environ.get("RANK", "0")) == 0:
+        hold_to(plan.out / SETTINGS, settings_of(plan), str(plan.out))
+        write_atomically(
+            plan.out / "environment.json", (json.dumps(environment(), indent=2) + "\n").encode()
+        )
+
+
+def settings_of(plan: Plan) -> dict[str, Any]:
+    """All that decides what the rounds come to. Files and models are named by what is in them."""
+    from stretto.data.settings import fingerprint
+
+    training = asdict(plan.settings)
+    del training["checkpoint_every"]
+    answers, scored, pairs = plan.given
+    judge = plan.judge
+    return {
+        "model": fingerprint(parts.folder_of(plan.start)),
+        "answers": [_hash(path) for path in answers],
+        "scored": scored and _hash(scored),
+        "pairs": pairs and _hash(pairs),
+        "prompts": [_hash(path) for path in plan.prompts],
+        "prompt_field": plan.prompt_field,
+        "selection": asdict(plan.selection),
+        "sampling": {k: v for k, v in asdict(plan.sampling).items() if k not in COSTS},
+        "baseline": plan.baseline and _hash(plan.baseline),
+        "references": plan.references and _hash(plan.references),
+        "lambda": plan.lam,
+        "variant": plan.variant,
+        "judge": judge and [judge.kind, judge.model],
+        "expected": judge and judge.expected and _hash(judge.expected),
+        "training": training,
+        "lora": plan.lora and asdict(plan.lora),
+        "dtype": plan.dtype,
+    }
+
+
+def _hash(path: Path) -> str:
+    import hashlib
+
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror}; check the path") from None
+
+
+def check(plan: Plan) -> None:
+    """Raises for what would fail after hours: a missing input, a wrong number or name."""
+    from stretto.errors import UnknownName
+    from stretto.train.bonbon import margin_of
+    from stretto.train.scores import VARIANTS, parse_lambda
+
+    answers, scored, pairs = plan.given
+    if plan.variant not in VARIANTS:
+        raise UnknownName("variant", plan.variant, list(VARIANTS))
+    lam = parse_lambda(plan.lam)
+    if lam > 0 and plan.judge is None and pairs is None:
+        raise InvalidInput(f"lambda {plan.lam} needs a quality; name a judge, or --lambda 0")
+    margin_of(plan.sampling.n)
+    if not 0 <= plan.settings.alpha <= 1:
+        raise InvalidInput(f"--alpha must be from 0 to 1, got {plan.settings.alpha}")
+    if (scored is not None or pairs is not None) and not answers:
+        raise InvalidInput("scored answers or pairs come with their answers; name them (--answers)")
+    if plan.rounds > 1 or not answers:
+        if not plan.prompts:
+            raise InvalidInput("a round that samples needs prompts; name their data (--prompts)")
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise Unsupported(
+                "several processes can train on pairs but not sample; sample first (data sample, "
+                "train score, train pairs), then give --answers and --pairs"
+            )
+    if plan.baseline is None and (plan.rounds > 1 or (scored is None and pairs is None)):
+        raise InvalidInput("speedup is counted from a baseline's answers; name them (--baseline)")
