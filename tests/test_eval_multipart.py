@@ -50,10 +50,10 @@ def test_what_the_parts_ask_has_the_result_they_say() -> None:
         "animals": lambda q: sum(
             word.strip("?.") in multipart.ANIMALS for word in q.partition(": ")[2].split(", ")
         ),
-        "occurrences": lambda q: q.rstrip("?.").split()[-1].count(
-            q.partition("letter ")[2].split()[0]
+        "occurrences": lambda q: (
+            q.rstrip("?.").split()[-1].count(q.partition("letter ")[2].split()[0])
         ),
-        "chain": lambda q: _chain(q),
+        "chain": _chain,
     }
     seen = set()
     for problem in PROBLEMS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,6 +64,21 @@ def judge_settings(judge: str, **settings: Any) -> JudgeSettings:
     return JudgeSettings(kind=kind, model=model or None, **settings)
 
 
+def check_judge(settings: JudgeSettings, config: Mapping[str, Any]) -> None:
+    """Opens a judge and closes it again, before hours are spent on answers: raises if it cannot be
+    had, or scored what a side of the run with this `config` was trained on."""
+    from stretto.eval.judges import open_judge
+    from stretto.eval.judging import check_reporter
+
+    if settings.kind == "exact":
+        return
+    judge = open_judge(settings)
+    try:
+        check_reporter(config, judge.identity)
+    finally:
+        judge.close()
+
+
 def judge_run(path: Path, settings: JudgeSettings, prompts: Sequence[Path]) -> int:
     """Judges a run, writes the verdicts and the new summary; returns how many prompts have no
     verdict. `prompts`: files with the prompts, of a run that kept none."""
@@ -90,9 +105,8 @@ def _open(run: Run, settings: JudgeSettings, prompts: Sequence[Path]) -> Judge:
 
     from stretto.eval.judges import open_judge
     from stretto.eval.judging import task_judge
-    from stretto.eval.texts import items_of
 
     if settings.kind == "exact" and settings.expected is None:
-        return task_judge(run, items_of(run, prompts))
+        return task_judge(run, prompts)
     replies = run.path / "replies.jsonl" if settings.kind == "llm" else None
     return open_judge(replace(settings, replies=replies))

@@ -93,6 +93,8 @@ def eval_run(
 
     job = Job(chosen, found, *sides, params=params, num_pairs=pairs, keeps_prompts=not no_prompts)
     config = _config(job, names, source, device)
+    if settings is not None:
+        parts.check_judge(settings, config)
     if not _evaluate(job, config, out, device):
         raise typer.Exit(INTERRUPTED)
     num_unjudged = 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from stretto.errors import InvalidInput, StrettoError
 from stretto.eval.folder import Run, write_verdicts
@@ -12,7 +13,6 @@ from stretto.eval.rows import EvalRow, VerdictRow
 
 if TYPE_CHECKING:
     from stretto.eval.judges.base import Judge, Verdict
-    from stretto.eval.tasks import Item
 
 
 def check_judge(run: Run, identity: str) -> None:
@@ -20,8 +20,14 @@ def check_judge(run: Run, identity: str) -> None:
     there is no baseline to compare with."""
     if not run.has_baseline:
         raise InvalidInput(f"{run.path} has no baseline to judge against; run it with one")
-    scored_by = [j for side in ("ours", "baseline") for j in run.config[side]["scored_by"]]
-    check_different(scored_by, identity)
+    check_reporter(run.config, identity)
+
+
+def check_reporter(config: Mapping[str, Any], identity: str) -> None:
+    """Raises `InvalidInput` if this judge scored answers that a side of a run with this `config`
+    was trained on."""
+    sides = [config[side] for side in ("ours", "baseline") if config[side] is not None]
+    check_different([judge for side in sides for judge in side["scored_by"]], identity)
 
 
 def judge_run(run: Run, judge: Judge, texts: Mapping[str, str]) -> list[VerdictRow]:
@@ -44,11 +50,13 @@ def judge_run(run: Run, judge: Judge, texts: Mapping[str, str]) -> list[VerdictR
     return verdicts
 
 
-def task_judge(run: Run, items: Mapping[str, Item]) -> Judge:
-    """Judge `exact` by the run's own task. Raises `InvalidInput` for a task without scores."""
+def task_judge(run: Run, paths: Sequence[Path]) -> Judge:
+    """Judge `exact` by the run's own task, whose items are read from `paths` or made anew. Raises
+    `InvalidInput` for a task without scores."""
     from stretto.data.rows import prompt_id
     from stretto.eval.judges.exact import ExactJudge
     from stretto.eval.tasks import get_task
+    from stretto.eval.texts import items_of
 
     task = get_task(run.config["task"]["name"])
     score = task.score
@@ -57,6 +65,7 @@ def task_judge(run: Run, items: Mapping[str, Item]) -> Judge:
             f"task {task.name} cannot tell right from wrong; name right answers with --expected, "
             "or another judge"
         )
+    items = items_of(run, paths)
     return ExactJudge(
         lambda prompt, answer: score(items[prompt_id(prompt)], answer).value,
         f"{task.name}-{task.version}",

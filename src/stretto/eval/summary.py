@@ -62,7 +62,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         quality["baseline_accuracy"] = baseline_accuracy(run, rows).to_json()
     return {
         "run": run.name,
-        "counts": metrics.counts_of(rows),
+        "counts": metrics.counts_of(rows) | _unjudged(run),
         "shares": metrics.shares_of(rows),
         "quality": quality,
         "judge": None if run.verdicts is None else run.verdicts.judge,
@@ -70,6 +70,13 @@ def summary_of(run: Run) -> dict[str, Any]:
         "task_shares": _task_shares(run),
         "definitions": metrics.DEFINITIONS,
     }
+
+
+def _unjudged(run: Run) -> dict[str, int]:
+    """How many prompts the judge gave no verdict on, in a run that was judged."""
+    if run.verdicts is None:
+        return {}
+    return {"unjudged": sum(value is None for value in run.verdicts.preferences.values())}
 
 
 def save_summary(run: Run) -> dict[str, Any]:

@@ -1,0 +1,327 @@
+"""A run's rows: what is timed and in which order, what fails, what an answer's threads did."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_lms import tiny_lm
+
+from stretto import LM, Completion, SamplingParams
+from stretto.data.store import Store
+from stretto.errors import InvalidInput, StrettoError, UnknownName
+from stretto.eval import metrics
+from stretto.eval.answers import Contestant, Interrupted, answered
+from stretto.eval.restricted import without
+from stretto.eval.rows import Answered, EvalRow
+from stretto.eval.runner import Job, evaluate, measure
+from stretto.eval.task_instruct import INSTRUCT
+from stretto.eval.tasks import Item, Prompts, Score, Task
+from stretto.params import SamplingParams as Params
+
+PROMPTS = Prompts(tuple(Item(text) for text in ("one", "two", "three")), {})
+
+
+def never() -> bool:
+    return False
+
+
+def job(ours: Any, baseline: Any, **options: Any) -> Job:
+    params = SamplingParams(max_tokens=12, temperature=1.0)
+    return Job(**{"task": INSTRUCT, "prompts": PROMPTS, "ours": ours, "baseline": baseline,
+                  "params": params, **options})  # fmt: skip
+
+
+class Clock:
+    """A contestant whose decodes take the seconds given, in order, and note who went when."""
+
+    def __init__(self, name: str, seconds: list[float], log: list[str], fails: str = "") -> None:
+        self.name, self.seconds, self.log, self.fails = name, seconds, log, fails
+        self.lm = LM_PLAIN
+
+    def answer(self, prompt: str, params: Params, is_interrupted: Callable[[], bool]) -> Completion:
+        if is_interrupted():
+            raise Interrupted
+        self.log.append(self.name)
+        if prompt == self.fails:
+            raise StrettoError("this one fails")
+        (completion,) = self.lm.generate(prompt, replace(params, max_tokens=4))
+        decode_s = self.seconds[(self.log.count(self.name) - 1) % len(self.seconds)]
+        return replace(
+            completion, timing=replace(completion.timing, decode_s=decode_s, total_s=2 * decode_s)
+        )
+
+
+LM_PLAIN = tiny_lm()
+
+
+# -- timing ----------------------------------------------------------------------------------------
+
+
+def test_the_first_decode_of_each_side_is_not_timed() -> None:
+    log: list[str] = []
+    run = job(Clock("ours", [100.0, 2.0], log), Clock("baseline", [0.1, 6.0], log))
+    row = measure(run, PROMPTS.items[0], 1, 0, never)
+    assert row.ours is not None
+    assert row.baseline is not None
+    assert (row.ours.decode_s, row.baseline.decode_s) == ([2.0], [6.0])
+    assert metrics.figures_of(row)["realized"] == 3.0
+    assert metrics.figures_of(row)["end_to_end"] == 3.0
+
+
+def test_who_goes_first_alternates_over_pairs_and_prompts() -> None:
+    log: list[str] = []
+    run = job(Clock("ours", [1.0], log), Clock("baseline", [1.0], log), num_pairs=2)
+    measure(run, PROMPTS.items[0], 1, 0, never)
+    first = log.copy()
+    log.clear()
+    measure(run, PROMPTS.items[1], 2, 0, never)
+    assert first == ["baseline", "ours", "ours", "baseline", "baseline", "ours"]
+    assert log == ["ours", "baseline", "baseline", "ours", "ours", "baseline"]
+
+
+def test_realized_is_the_median_over_pairs() -> None:
+    log: list[str] = []
+    run = job(Clock("ours", [9, 1, 2, 4], log), Clock("baseline", [9, 8, 8, 8], log), num_pairs=3)
+    row = measure(run, PROMPTS.items[0], 1, 0, never)
+    assert metrics.figures_of(row)["realized"] == statistics.median([8.0, 4.0, 2.0])
+
+
+def test_without_pairs_nothing_is_timed_and_each_side_decodes_once() -> None:
+    log: list[str] = []
+    run = job(Clock("ours", [1.0], log), Clock("baseline", [1.0], log), num_pairs=0)
+    figures = metrics.figures_of(measure(run, PROMPTS.items[0], 1, 0, never))
+    assert sorted(log) == ["baseline", "ours"]
+    assert figures["realized"] is None
+    assert figures["theoretical"] == 1.0
+
+
+def test_both_sides_run_in_one_runtime_and_the_model_against_itself_gives_1() -> None:
+    lm = tiny_lm()
+    run = job(Contestant(lm, "auto"), Contestant(lm, "sequential"))
+    row = measure(run, PROMPTS.items[0], 1, 0, never)
+    assert row.ours is not None
+    assert row.baseline is not None
+    assert row.ours.text == row.baseline.text
+    assert row.ours.repeats
+    figures = metrics.figures_of(row)
+    assert (figures["theoretical"], figures["parallelism"]) == (1.0, 1.0)
+    assert figures["realized"] > 0
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+def test_a_failed_side_is_counted_and_scores_the_worst_there_is(tmp_path: Path) -> None:
+    log: list[str] = []
+    scored = Task("scored", 1, INSTRUCT.load, lambda item, text: Score(1.0))
+    run = job(Clock("ours", [1.0], log, fails="two"), Clock("baseline", [2.0], log), task=scored)
+    with Store(tmp_path / "rows.jsonl", EvalRow) as store:
+        assert evaluate(run, store, process=0, report=lambda _: None)
+        rows = list(store.rows.values())
+    verdicts = {rows[0].prompt_id: 1.0, rows[2].prompt_id: None}
+    figures = [metrics.figures_of(row, verdicts, has_scores=True) for row in rows]
+    assert rows[1].errors == {"ours": "this one fails"}
+    assert rows[1].ours is None
+    assert rows[1].baseline is not None
+    assert [f["score"] for f in figures] == [1.0, 0.0, 1.0]
+    assert [f["preference"] for f in figures] == [1.0, 0.0, None]
+    assert [f["realized"] for f in figures] == [2.0, None, 2.0]
+    assert metrics.counts_of(figures)["failures"] == 1
+    assert metrics.shares_of(figures)["failed"] == pytest.approx(1 / 3)
+    mean = metrics.means_of(figures, 0)["realized"]
+    assert (mean["prompts"], mean["left_out"], mean["geometric_mean"]) == (2, 1, 2.0)
+    assert metrics.accuracy(figures, "score", 0).value == pytest.approx(200 / 3)
+    assert metrics.win_rate(figures, 0).value == 50.0
+
+
+def test_a_prompt_too_long_fails_alone(tmp_path: Path) -> None:
+    prompts = Prompts((Item("word " * 600), Item("two")), {})
+    run = job(Contestant(LM_PLAIN, "auto"), Contestant(LM_PLAIN, "sequential"), prompts=prompts)
+    with Store(tmp_path / "rows.jsonl", EvalRow) as store:
+        evaluate(run, store, process=0, report=lambda _: None)
+        long, short = store.rows.values()
+    assert set(long.errors) == {"ours", "baseline"}
+    assert "512 positions" in long.errors["ours"]
+    assert short.ours is not None
+
+
+def test_ctrl_c_gives_up_one_prompt_and_keeps_the_others(tmp_path: Path) -> None:
+    lm = tiny_lm()
+    run = job(Contestant(lm, "auto"), None, num_pairs=0)
+    presses = iter([False] * 20 + [True] * 100)
+    with Store(tmp_path / "rows.jsonl", EvalRow) as store:
+        assert not evaluate(
+            run, store, process=0, report=lambda _: None, is_interrupted=lambda: next(presses)
+        )
+        assert [row.number for row in store.rows.values()] == [1]
+        assert lm.scheduler.pool.num_free_pages == lm.scheduler.pool.num_pages
+        assert evaluate(run, store, process=1, report=lambda _: None)
+        assert [row.process for row in store.rows.values()] == [0, 1, 1]
+
+
+def test_no_prompts_keeps_ids_alone() -> None:
+    run = job(Contestant(LM_PLAIN, "auto"), None, keeps_prompts=False)
+    row = measure(run, PROMPTS.items[1], 2, 0, never)
+    assert row.prompt is None
+    assert row.prompt_id == PROMPTS.items[1].prompt_id
+    assert row.baseline is None
+    assert metrics.figures_of(row)["theoretical"] is None
+
+
+# -- what threads did ------------------------------------------------------------------------------
+
+
+def scripted(lm: LM, main: list[int], children: list[list[int]]) -> Completion:
+    """An answer with every drawn token given; a child that is not closed goes on with its last."""
+    texts = {"main": main, **{f"main.{i}": c for i, c in enumerate(children, 1)}}
+
+    def script(thread: str, index: int) -> int:
+        return texts[thread][min(index, len(texts[thread]) - 1)]
+
+    return lm.submit("hi", SamplingParams(max_tokens=60), script=script).finish()
+
+
+@pytest.fixture(scope="module")
+def pasta() -> LM:
+    return tiny_lm("pasta")
+
+
+def promise(lm: LM, topic: str = "a") -> list[int]:
+    c, encode = lm.vocabulary.control, lm.vocabulary.encode
+    return [c["promise"], *encode(topic), c["tokens"], *encode("1"), c["promise_end"]]
+
+
+def answer_with(lm: LM, texts: list[str], *, sync: bool = True) -> Completion:
+    """An answer of promises, then maybe a sync, then the end."""
+    c, encode = lm.vocabulary.control, lm.vocabulary.encode
+    main = [t for _ in texts for t in promise(lm)]
+    main += [c["sync"]] if sync else []
+    end = next(iter(lm.vocabulary.end_ids))
+    return scripted(lm, [*main, *encode("x"), end], [[*encode(t), c["async_end"]] for t in texts])
+
+
+def row_of(completion: Completion) -> Answered:
+    return answered([completion, completion], 1)
+
+
+def test_a_joined_answer(pasta: LM) -> None:
+    row = row_of(answer_with(pasta, ["abcdefgh", "ijklmnop"]))
+    assert row.well_formed is True
+    assert row.most_at_once == 3
+    assert (row.redundant, row.unjoined) == (0, 0)
+    assert [t.id for t in row.threads] == ["main", "main.1", "main.2"]
+    assert row.annotated is not None
+    assert "<sync/>" in row.annotated
+    assert row.text == "abcdefghijklmnopx"
+
+
+def test_threads_that_main_never_reads_are_counted(pasta: LM) -> None:
+    row = row_of(answer_with(pasta, ["abcdefgh", "ijklmnop"], sync=False))
+    assert row.unjoined == 2
+    assert row.well_formed is True
+
+
+def test_a_redundant_branch_raises_parallelism_but_not_the_speedup(pasta: LM) -> None:
+    """The pathology that PASTA reports (thesis 3.5): why speedup is the score."""
+    (baseline,) = pasta.generate("hi", SamplingParams(max_tokens=30), method="sequential")
+    text = "abcdefghijklmnopqrstuvwxyz"
+    figures = {}
+    for name, texts in (("lean", [text]), ("redundant", [text, text])):
+        ours = row_of(answer_with(pasta, texts))
+        row = EvalRow(prompt_id="x", number=1, ours=ours, baseline=row_of(baseline))
+        figures[name] = metrics.figures_of(row)
+    assert [f["redundant"] for f in figures.values()] == [0, 1]
+    assert figures["redundant"]["parallelism"] > 1.2 * figures["lean"]["parallelism"]
+    assert figures["redundant"]["theoretical"] <= figures["lean"]["theoretical"]
+
+
+def test_a_child_that_was_cut_is_not_well_formed(pasta: LM) -> None:
+    encode = pasta.vocabulary.encode
+    endless = scripted(pasta, [*promise(pasta), *encode("x" * 80)], [encode("y")])
+    assert endless.finish_reason == "length"
+    assert row_of(endless).well_formed is False
+
+
+def test_only_methods_with_annotations_are_well_formed_or_not() -> None:
+    (completion,) = LM_PLAIN.generate("hi", SamplingParams(max_tokens=5))
+    row = row_of(completion)
+    assert row.well_formed is None
+    assert row.annotated is None
+    assert row.most_at_once == 1
+    figures = [metrics.figures_of(EvalRow(prompt_id="x", number=1, ours=row))]
+    assert metrics.shares_of(figures)["well_formed"] is None
+
+
+# -- without a control token -----------------------------------------------------------------------
+
+
+def legal_ids(lm: LM, written: list[int]) -> set[int]:
+    """What main may draw after these tokens."""
+    seen: list[set[int]] = []
+    session_of = lm.session
+
+    def session(params: SamplingParams) -> Any:
+        made = session_of(params)
+        right = made.legal
+
+        def legal(recorder: Any, thread: Any) -> Any:
+            found = right(recorder, thread)
+            seen.append(set(found.mask.nonzero()[0].tolist()))
+            return found
+
+        made.legal = legal
+        return made
+
+    lm.session = session  # type: ignore[method-assign]
+    try:
+        script = dict(enumerate(written)).get
+        lm.submit(
+            "hi", SamplingParams(max_tokens=len(written) + 1), script=lambda _, i: script(i)
+        ).finish()
+    finally:
+        del lm.session
+    return seen[-1]
+
+
+def test_a_banned_control_token_is_legal_nowhere_and_nothing_else_changes(pasta: LM) -> None:
+    control = pasta.vocabulary.control
+    restricted = without(pasta, ["sync"])
+    assert legal_ids(pasta, []) - legal_ids(restricted, []) == {control["sync"]}
+    assert legal_ids(restricted, []) <= legal_ids(pasta, [])
+    inside = [control["promise"], *pasta.vocabulary.encode("a")]
+    assert legal_ids(pasta, inside) == legal_ids(restricted, inside)
+    both = legal_ids(without(pasta, ["sync", "promise"]), [])
+    assert not both & {control["sync"], control["promise"]}
+    assert control["sync"] in legal_ids(pasta, [])
+    assert restricted.scheduler is pasta.scheduler
+
+
+def test_without_sync_main_goes_on_blind_after_its_promises(pasta: LM) -> None:
+    """The same script but for the sync: what follows sees no child, and nothing waits."""
+    encode, control = pasta.vocabulary.encode, pasta.vocabulary.control
+    main = [*promise(pasta), *encode("xyz"), next(iter(pasta.vocabulary.end_ids))]
+    row = row_of(scripted(without(pasta, ["sync"]), main, [[*encode("ab"), control["async_end"]]]))
+    assert (row.unjoined, row.text, row.well_formed) == (1, "abxyz", True)
+
+
+def test_what_cannot_be_banned_is_refused(pasta: LM) -> None:
+    assert without(pasta, []) is pasta
+    with pytest.raises(UnknownName, match="sync"):
+        without(pasta, ["synk"])
+    with pytest.raises(InvalidInput, match="no control tokens"):
+        without(LM_PLAIN, ["sync"])
+
+
+def test_banning_what_must_come_fails_the_answer_by_name() -> None:
+    lm = without(tiny_lm("pasta"), ["tokens"])
+    topic = [lm.vocabulary.control["promise"], *lm.vocabulary.encode("a") * 16]
+    script = dict(enumerate(topic)).get
+    stream = lm.submit("hi", SamplingParams(max_tokens=40), script=lambda _, i: script(i))
+    with pytest.raises(InvalidInput, match="ban another one"):
+        stream.finish()
+    assert lm.scheduler.pool.num_free_pages == lm.scheduler.pool.num_pages
