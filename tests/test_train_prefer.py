@@ -1,0 +1,308 @@
+"""`stretto train score`, `pairs` and `prefer`: stages by themselves, rounds, kills, refusals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forking import forking_lm
+
+from stretto import LM, SamplingParams
+from stretto.cli import main
+from stretto.data.annotators import Exhausted
+from stretto.data.rows import read_rows
+from stretto.errors import InvalidInput
+from stretto.eval.judges import check_different, judges_of
+from stretto.train.pairs import Pair, Scored
+
+PROMPTS = ("one two", "three", "four five six", "seven")
+TRAINING = ("--lr", "1e-3", "--epochs", "3", "--batch", "2", "--checkpoint-every", "2")
+SAMPLING = ("--n", "4", "--max-tokens", "80", "--engine", "hf", "--sample-dtype", "float32")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, prompts, and a baseline's answers."""
+    folder = tmp_path_factory.mktemp("given")
+    forking_lm(max_positions=1 << 14).save(folder / "model")
+    lines = [json.dumps({"prompt": prompt}) for prompt in PROMPTS]
+    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    sample = ["data", "sample", "--model", str(folder / "model"), "--method", "sequential"]
+    sample += ["--prompts", str(folder / "prompts.jsonl"), "--out", str(folder / "base.jsonl")]
+    assert main([*sample, "--engine", "hf", "--max-tokens", "40", "--temperature", "1", "-q"]) == 0
+    return folder
+
+
+def flags(given: Path, *more: str, judge: str | None = None) -> list[str]:
+    own = ["--model", str(given / "model"), "--baseline", str(given / "base.jsonl")]
+    own += ["--judge", f"likelihood:{given / 'model'}" if judge is None else judge]
+    return [*own, *more]
+
+
+def prefer_flags(given: Path, out: Path, *more: str, judge: str | None = None) -> list[str]:
+    return [
+        "train", "prefer", *flags(given, judge=judge), "--prompts", str(given / "prompts.jsonl"),
+        "--out", str(out), "--lambda", "1", "--dtype", "float32", *SAMPLING, *TRAINING, *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(list(arguments))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return invoke
+
+
+@pytest.fixture(scope="module")
+def whole(given: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two rounds from nothing to the end."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    assert main(prefer_flags(given, out, "--rounds", "2", "-q")) == 0
+    return out
+
+
+def adapter(folder: Path) -> bytes:
+    return (folder / "model" / "adapter_model.safetensors").read_bytes()
+
+
+# -- rounds ----------------------------------------------------------------------------------------
+
+
+def test_each_round_leaves_a_model_that_decodes(whole: Path) -> None:
+    for number in (1, 2):
+        lm = LM.load(whole / f"round-{number}" / "model", engine="hf", dtype="float32")
+        (found,) = lm.generate("one two", SamplingParams(max_tokens=20))
+        assert found.usage.sequential_steps > 0
+    assert adapter(whole / "round-1") != adapter(whole / "round-2")
+
+
+def test_a_round_samples_with_the_model_of_the_round_before(whole: Path) -> None:
+    first, second = (read_rows(whole / f"round-{k}" / "pairs.jsonl", Pair) for k in (1, 2))
+    assert {p.prompt_id for p in first} == {p.prompt_id for p in second}
+    for number in (1, 2):
+        folder = whole / f"round-{number}" / "training"
+        rows = [json.loads(line) for line in (folder / "reference.jsonl").read_text().splitlines()]
+        assert rows
+        assert all(abs(row["drift"]) < 1e-3 for row in rows)  # the sampler is the reference
+
+
+def test_the_model_says_who_scored_what_it_learnt_from(given: Path, whole: Path) -> None:
+    judges = judges_of(whole / "round-2" / "model")
+    assert [j.partition("#")[0] for j in judges] == [f"likelihood:{given / 'model'}"]
+    with pytest.raises(InvalidInput, match="report with another judge"):
+        check_different(judges, judges[0])
+
+
+def test_the_same_command_has_nothing_left_to_do(
+    given: Path, whole: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    before = adapter(whole / "round-2")
+    code, out, err = run(*prefer_flags(given, whole, "--rounds", "2"))
+    assert (code, out) == (0, f"{whole / 'round-2' / 'model'}\n")
+    assert "round 1: done before" in err
+    assert adapter(whole / "round-2") == before
+
+
+def test_a_folder_keeps_to_its_settings(
+    given: Path, whole: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run(*prefer_flags(given, whole, "--lambda", "2"))
+    assert (code, out) == (2, "")
+    assert 'was begun with lambda "1", not "2"' in err
+    assert err.count("\n") == 1
+
+
+def test_stages_by_themselves_make_the_same_model(
+    given: Path, whole: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    answers, scored = str(whole / "round-1" / "answers.jsonl"), str(tmp_path / "scored.jsonl")
+    code, out, _ = run(
+        "train", "score", *flags(given), "--answers", answers, "--out", scored, "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["judged"] == 16
+    pairs = str(tmp_path / "pairs.jsonl")
+    code, out, _ = run(
+        "train", "pairs", "--scored", scored, "--lambda", "1", "--out", pairs, "--json"
+    )
+    assert code == 0
+    counts = json.loads(out)
+    assert counts["best"]["quality"] > counts["worst"]["quality"]
+    assert Path(pairs).read_bytes() == (whole / "round-1" / "pairs.jsonl").read_bytes()
+    code, out, _ = run(
+        "train", "prefer", "--model", str(given / "model"), "--answers", answers, "--pairs", pairs,
+        "--out", str(tmp_path / "out"), "--dtype", "float32", *TRAINING, "--json",
+    )  # fmt: skip
+    assert code == 0
+    (entry,) = json.loads(out)["rounds"]
+    assert entry["training"]["trained_pairs"] == counts["pairs"]
+    assert entry["training"]["drift"] < 1e-3
+    assert adapter(tmp_path / "out" / "round-1") == adapter(whole / "round-1")
+
+
+def test_one_scoring_serves_every_lambda(
+    whole: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    found = {}
+    for lam in ("0", "inf"):
+        out = tmp_path / f"{lam}.jsonl"
+        scored = str(whole / "round-1" / "scored.jsonl")
+        assert run("train", "pairs", "--scored", scored, "--lambda", lam, "--out", str(out))[0] == 0
+        found[lam] = read_rows(out, Pair)
+    rows = {r.key: r for r in read_rows(whole / "round-1" / "scored.jsonl", Scored)}
+    for pair in found["0"]:
+        sound = [r for r in rows.values() if r.prompt_id == pair.prompt_id and not r.flaws]
+        best = rows[f"{pair.prompt_id}/{pair.best}"]
+        assert best.speed.speedup == max(r.speed.speedup for r in sound)
+    for pair in found["inf"]:
+        sound = [r for r in rows.values() if r.prompt_id == pair.prompt_id and not r.flaws]
+        best = rows[f"{pair.prompt_id}/{pair.best}"]
+        assert best.quality == max(r.quality for r in sound if r.quality is not None)
+
+
+# -- kills and stops -------------------------------------------------------------------------------
+
+
+def kill_when(arguments: list[str], is_time: Callable[[], bool]) -> None:
+    """Runs a command in a process of its own and kills it with SIGKILL at the right moment."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stretto", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        while process.poll() is None and not is_time():
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL, err.decode()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_killed_in_sampling_and_in_training_it_goes_on_to_the_same_model(
+    given: Path, tmp_path: Path
+) -> None:
+    out, longer = tmp_path / "killed", ("--epochs", "20", "--threads", "1", "-q")
+    folder = out / "round-1"
+    arguments = prefer_flags(given, out, *longer)
+    kill_when(arguments, lambda: num_lines(folder / "answers.jsonl") >= 3)
+    assert not (folder / "training").exists()
+    kill_when(arguments, lambda: num_lines(folder / "training" / "metrics.jsonl") >= 5)
+    assert not (folder / "model").exists()
+    assert main(arguments) == 0
+    assert main(prefer_flags(given, tmp_path / "whole", *longer)) == 0
+    assert adapter(folder) == adapter(tmp_path / "whole" / "round-1")
+    for name in ("scored.jsonl", "pairs.jsonl"):
+        assert (folder / name).read_bytes() == (tmp_path / "whole" / "round-1" / name).read_bytes()
+
+
+def test_a_judge_that_stops_leaves_what_it_measured(
+    given: Path,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[..., tuple[int, str, str]],
+) -> None:
+    from stretto.eval.judges.likelihood import LikelihoodJudge
+
+    measure = LikelihoodJudge.measure
+
+    def stops(self: Any, questions: Any) -> Iterator[Any]:
+        for number, found in enumerate(measure(self, questions)):
+            if number == 2:
+                raise Exhausted("the cap of $1 is near; raise it")
+            yield found
+
+    arguments = ["train", "score", *flags(given), "--out", str(tmp_path / "scored.jsonl")]
+    arguments += ["--answers", str(whole / "round-1" / "answers.jsonl"), "--json"]
+    monkeypatch.setattr(LikelihoodJudge, "measure", stops)
+    code, out, err = run(*arguments)
+    assert (code, json.loads(out)["unjudged"], json.loads(out)["scored"]) == (3, 8, 8)
+    assert "the cap of $1 is near" in err
+    monkeypatch.setattr(LikelihoodJudge, "measure", measure)
+    code, out, _ = run(*arguments)
+    assert (code, json.loads(out)["judged_before"], json.loads(out)["judged"]) == (0, 8, 8)
+    scored = tmp_path / "scored.jsonl"
+    assert scored.read_bytes() == (whole / "round-1" / "scored.jsonl").read_bytes()
+
+
+def test_prompts_without_a_baseline_are_counted_and_the_exit_says_so(
+    given: Path, whole: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    lines = (given / "base.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "base.jsonl").write_text("".join(lines[:2]))
+    code, out, _ = run(
+        "train", "score", "--model", str(given / "model"), "--judge", "none", "--json",
+        "--baseline", str(tmp_path / "base.jsonl"), "--out", str(tmp_path / "scored.jsonl"),
+        "--answers", str(whole / "round-1" / "answers.jsonl"),
+    )  # fmt: skip
+    assert code == 3
+    assert (json.loads(out)["no_baseline"], json.loads(out)["scored"]) == (2, 8)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--lambda", "slow"], "lambda must be a number from 0 on, or inf, got 'slow'"),
+        (["--n", "1"], "--n must be at least 2, got 1"),
+        (["--alpha", "2"], "--alpha must be from 0 to 1, got 2.0"),
+        (["--variant", "speed"], "unknown variant 'speed'; did you mean 'speedup'?"),
+        (["--judge", "none"], "lambda 1 needs a quality"),
+        (["--judge", "oracle"], "unknown judge 'oracle'"),
+        (["--pairs", "p.jsonl"], "come with their answers"),
+        (["--answers", "a.jsonl", "--answers", "a.jsonl"], "a.jsonl"),
+        (["--schedule", "step"], "unknown schedule 'step'"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(
+    given: Path,
+    tmp_path: Path,
+    run: Callable[..., tuple[int, str, str]],
+    more: list[str],
+    message: str,
+) -> None:
+    code, out, err = run(*prefer_flags(given, tmp_path / "out", *more))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_several_processes_do_not_sample(
+    given: Path,
+    tmp_path: Path,
+    run: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = run(*prefer_flags(given, tmp_path / "out"))
+    assert code == 2
+    assert "several processes can train on pairs but not sample" in err
