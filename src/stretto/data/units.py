@@ -263,6 +263,9 @@ def _level(response: str, unit: Unit) -> int:
 # -- topics ----------------------------------------------------------------------------------------
 
 TOPIC_WORDS = 6
+LONGEST_TOPIC = 60
+LONGEST_WORD = 24
+"""Of a topic and of a word of it, in characters."""
 _LEAD_IN = re.compile(r"""([^\n:]{1,80}?)(\*\*|__)?(:|\s[-–—]\s|\.(?=\s)|\*\*|__)(\*\*|__)?""")
 _WORD = re.compile(r"\S+")
 _WEAK_WORDS = (
@@ -304,6 +307,7 @@ def topic_of(response: str, unit: Unit) -> Topic:
         name, end = response[unit.body : stop], stop
     words = name.split()
     is_name = bool(unit.kind == "heading" or found is not None) and len(words) <= TOPIC_WORDS
+    is_name = is_name and len(name) <= LONGEST_TOPIC
     if is_name and (text := clean_topic(" ".join(words))):
         return Topic(text, end, True)
     return _first_words(response, unit.body, stop)
@@ -312,14 +316,21 @@ def topic_of(response: str, unit: Unit) -> Topic:
 def _first_words(response: str, start: int, stop: int) -> Topic:
     """The first words up to `TOPIC_WORDS`, weak ones at the end left out."""
     spans = [found.span() for found in _WORD.finditer(response, start, stop)][:TOPIC_WORDS]
-    while len(spans) > 1 and _bare(response[slice(*spans[-1])]) in _WEAK:
+    if spans and spans[0][1] - spans[0][0] > LONGEST_WORD:  # a script without spaces
+        end = spans[0][0] + LONGEST_WORD // 2
+        return Topic(clean_topic(response[start:end]), end, False)
+    while len(spans) > 1 and spans[-1][1] - spans[0][0] > LONGEST_TOPIC:
+        spans.pop()
+    while len(spans) > 1 and is_weak_word(response[slice(*spans[-1])]):
         spans.pop()
     end = spans[-1][1] if spans else start
     return Topic(clean_topic(response[start:end]), end, False)
 
 
-def _bare(word: str) -> str:
-    return word.strip(_EDGE).lower()
+def is_weak_word(word: str) -> bool:
+    """Whether a word says nothing by itself, so that no topic should begin or end with it."""
+    bare = word.strip(_EDGE).lower()
+    return not bare or bare in _WEAK
 
 
 def clean_topic(text: str) -> str:
