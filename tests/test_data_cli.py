@@ -174,6 +174,19 @@ def test_a_file_that_cannot_be_read_is_told_on_one_line(place, capsys, verb):
         assert error.count("\n") == 1
 
 
+def test_an_output_that_cannot_be_written_is_told_on_one_line(place, capsys):
+    write_rows(place / "rows.jsonl", [{"prompt": "q", "response": LIST}])
+    (place / "out").write_text("a file", encoding="utf-8")
+    code, _, error = annotate(capsys, "rows.jsonl")
+    assert code == 2
+    assert "out" in error
+    assert error.count("\n") == 1
+    (place / "out").unlink()
+    (place / "out" / "annotated.jsonl").mkdir(parents=True)
+    code, _, error = annotate(capsys, "rows.jsonl")
+    assert (code, error.count("\n")) == (2, 1)
+
+
 def test_figures_are_worded_for_people():
     assert worded({"a": 1234, "b": 0.5}) == "1,234 a, 0.5 b"
     assert [worded(v) for v in ({}, [], None, True, 1e-9)] == ["none", "none", "-", "yes", "1e-09"]

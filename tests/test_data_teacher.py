@@ -175,6 +175,7 @@ def test_a_parameter_of_another_name_is_found(tmp_path):
 def test_the_prompt_is_never_taken_for_the_reply():
     assert marked_text("a <annotated> b </annotated> c") == " b "
     assert marked_text("</annotated><annotated>") is None
+    assert marked_text("I try <annotated>x</annotated>. No: <annotated>y</annotated>") == "y"
     assert marked_text("no marks") is None
 
 

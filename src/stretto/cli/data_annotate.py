@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import data_options
-from stretto.models.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from stretto.cli.data_progress import Progress
@@ -216,7 +215,7 @@ def make(job: Job, checker: Checker, folder: Path) -> Annotator:
     given: Mapping[str, Callable[[], dict[str, Any]]] = {
         "teacher": lambda: _teacher_settings(job, checker, folder),
         "structure": lambda: {"count": checker.count, "unit": job.unit},
-        "likelihood": lambda: {"model_name": job.model or DEFAULT_MODEL},
+        "likelihood": lambda: {"model_name": job.model, "unit": job.unit},
         "apar": dict,
     }
     own = job.own_settings()
@@ -263,7 +262,6 @@ def run_job(
     from stretto.data.settings import hold_to
     from stretto.files import write_atomically
 
-    out.mkdir(parents=True, exist_ok=True)
     hold_to(out / RUN, job.identity(), str(out))
     annotator = make(job, checker, out)
     ledger: Callable[[], dict[str, Any]] = getattr(annotator, "ledger", dict)

@@ -29,7 +29,7 @@ def hold_to(
         known = parse_json(path.read_bytes())
     except FileNotFoundError:
         content = {"settings": wanted, "notes": notes or {}}
-        write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+        _write(path, (json.dumps(content, indent=2) + "\n").encode())
         return
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{path} is unreadable: {error}; remove it or name another") from None
@@ -42,6 +42,16 @@ def hold_to(
                 f"{what} was begun with {name} {_shown(known.get(name))}, not "
                 f"{_shown(wanted.get(name))}; name another or use the same setting"
             )
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, data)
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be written: {error.strerror}; name another folder"
+        ) from None
 
 
 def _shown(value: Any) -> str:

@@ -23,20 +23,25 @@ class Store(Generic[R]):
     """
 
     def __init__(self, path: Path, kind: type[R]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._lock = FileLock(f"{path}.lock")
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout:
             raise InvalidInput(
                 f"{path} is being written by another process; wait for it or name another file"
             ) from None
+        except OSError as error:
+            raise _unwritable(path, error) from None
         try:
             _cut_torn_line(path)
             rows = read_rows(path, kind) if path.exists() else []
             self.rows = {row.key: row for row in rows}
             self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            self._lock.release()
+            raise _unwritable(path, error) from None
         except BaseException:
             self._lock.release()
             raise
@@ -80,6 +85,10 @@ class Store(Generic[R]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _unwritable(path: Path, error: OSError) -> InvalidInput:
+    return InvalidInput(f"{path} cannot be written: {error.strerror}; name another file")
 
 
 def line_of(value: Any) -> bytes:

@@ -95,7 +95,7 @@ class Teacher:
             self._client.close()
             raise
         self.num_from_disk = 0
-        self.spent_before = sum(reply.cost for reply in self._raw.rows.values())
+        self.spent_before = sum(self._cost(reply) for reply in self._raw.rows.values())
         self._client.ledger.cost += self.spent_before
 
     def annotate(self, prompt: str, response: str) -> Annotation | Refusal:
@@ -172,6 +172,10 @@ class Teacher:
             if key not in self._raw:
                 self._raw.add(row)
         return row
+
+    def _cost(self, reply: RawReply) -> float:
+        """What a reply of an earlier run has cost; at today's prices if it was booked without."""
+        return reply.cost or self._endpoint.cost(reply.tokens_in, reply.tokens_out)
 
     def _key(self, messages: Sequence[dict[str, str]]) -> str:
         asked = {

@@ -83,6 +83,8 @@ def repair_messages(
 
 
 def marked_text(reply: str) -> str | None:
-    """What stands between the marks of a reply; None if it has not both."""
-    start, end = reply.find(OPEN), reply.rfind(CLOSE)
-    return None if start < 0 or end < start else reply[start + len(OPEN) : end]
+    """What stands between the last marks of a reply, behind any thoughts before them; None if it
+    has not both."""
+    end = reply.rfind(CLOSE)
+    start = reply.rfind(OPEN, 0, max(end, 0))
+    return None if start < 0 else reply[start + len(OPEN) : end]
