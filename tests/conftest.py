@@ -12,7 +12,13 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-SHAPED = ["stretto.engines", "stretto.runtime.request", "stretto.runtime.sampler"]
+SHAPED = [
+    "stretto.engines",
+    "stretto.runtime.request",
+    "stretto.runtime.sampler",
+    "stretto.train.bonbon",
+    "stretto.train.prefer",
+]
 """Modules whose calls are checked: types, and shapes in signatures. Not `stretto.masks`, since
 FlexAttention counts the parameters of its function."""
 install_import_hook(SHAPED, "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
@@ -53,6 +59,8 @@ def tiny_model(kind: str, **changes: Any) -> Any:
         Gemma2ForCausalLM,
         Gemma3ForCausalLM,
         Gemma3TextConfig,
+        GemmaConfig,
+        GemmaForCausalLM,
         LlamaConfig,
         LlamaForCausalLM,
         Qwen2Config,
@@ -65,6 +73,7 @@ def tiny_model(kind: str, **changes: Any) -> Any:
         "llama": (LlamaConfig, LlamaForCausalLM),
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+        "gemma": (GemmaConfig, GemmaForCausalLM),
         "gemma2": (Gemma2Config, Gemma2ForCausalLM),
         "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
     }

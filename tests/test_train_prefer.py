@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -306,3 +307,35 @@ def test_several_processes_do_not_sample(
     code, _, err = run(*prefer_flags(given, tmp_path / "out"))
     assert code == 2
     assert "several processes can train on pairs but not sample" in err
+
+
+# -- several processes -----------------------------------------------------------------------------
+
+
+def test_two_processes_take_the_steps_of_one(given: Path, whole: Path, tmp_path: Path) -> None:
+    """The first computes the references, both read them, and their pairs add up."""
+    folder = whole / "round-1"
+    arguments = [
+        "train", "prefer", "--model", str(given / "model"), "--dtype", "float32", *TRAINING,
+        "--answers", str(folder / "answers.jsonl"), "--pairs", str(folder / "pairs.jsonl"),
+        "--pack-tokens", "64", "--json",
+    ]  # fmt: skip
+    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "stretto"]
+    found = subprocess.run(
+        [sys.executable, *run, *arguments, "--out", str(tmp_path / "two")],
+        capture_output=True,
+        check=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert len(found.stdout.splitlines()) == 1  # one of them speaks
+    assert main([*arguments, "--out", str(tmp_path / "one")]) == 0
+    one, two = (steps_of(tmp_path / name / "round-1" / "training") for name in ("one", "two"))
+    assert [line["num_packs"] for line in one] == [line["num_packs"] for line in two]
+    assert max(line["num_packs"] for line in one) > 1
+    for name in ("loss", "gap", "grad_norm"):
+        assert [x[name] for x in two] == pytest.approx([x[name] for x in one], rel=1e-3, abs=1e-3)
+
+
+def steps_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -145,13 +145,13 @@ def check(plan: Plan) -> None:
         raise InvalidInput(f"--alpha must be from 0 to 1, got {plan.settings.alpha}")
     if (scored is not None or pairs is not None) and not answers:
         raise InvalidInput("scored answers or pairs come with their answers; name them (--answers)")
-    if plan.rounds > 1 or not answers:
-        if not plan.prompts:
-            raise InvalidInput("a round that samples needs prompts; name their data (--prompts)")
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise Unsupported(
-                "several processes can train on pairs but not sample; sample first (data sample, "
-                "train score, train pairs), then give --answers and --pairs"
-            )
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several and (plan.rounds > 1 or pairs is None):
+        raise Unsupported(
+            "several processes can train on pairs but not sample or score; make the pairs first "
+            "(data sample, train score, train pairs), then give --answers and --pairs"
+        )
+    if (plan.rounds > 1 or not answers) and not plan.prompts:
+        raise InvalidInput("a round that samples needs prompts; name their data (--prompts)")
     if plan.baseline is None and (plan.rounds > 1 or (scored is None and pairs is None)):
         raise InvalidInput("speedup is counted from a baseline's answers; name them (--baseline)")

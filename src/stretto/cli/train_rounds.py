@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -30,6 +31,11 @@ class Stopped(Exception):
         self.code = code
 
 
+def is_first() -> bool:
+    """Whether this is the process that writes and tells, of those that `torchrun` started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def run_rounds(plan: Plan) -> tuple[int, dict[str, Any]]:
     """Runs what is not done yet; exit status and summary."""
     check(plan)
@@ -46,7 +52,8 @@ def run_rounds(plan: Plan) -> tuple[int, dict[str, Any]]:
     except Stopped as stop:
         code = stop.code
         results[-1]["stopped_at"] = str(stop)
-        say(f"stopped at {stop} of round {len(results)}; the same command goes on")
+        if is_first():
+            say(f"stopped at {stop} of round {len(results)}; the same command goes on")
     last = results[-1]["model"] if code == 0 else None
     return code, {"rounds": results, "model": last}
 
