@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stretto.dialects.base import Legal
 from stretto.effects import Close, Cut, Evict, Fork, Join, Move, Place, Wait
-from stretto.engines.hf import HFEngine
+from stretto.engines.hf import WITHOUT_LAYER_TYPES, HFEngine
 from stretto.masks import dense_mask, flat_positions, flat_tokens
 from stretto.params import SamplingParams
 from stretto.recorder import OpenThread, Recorder
@@ -138,7 +138,7 @@ def model_mask(model: object, trace: Trace) -> object:
     if config._attn_implementation == "eager":
         masks = {k: torch.zeros(m.shape).masked_fill(~m, -1e30) for k, m in masks.items()}
     masks = {k: m[None, None] for k, m in masks.items()}
-    return masks["full_attention"] if config.model_type == "llama" else masks
+    return masks["full_attention"] if config.model_type in WITHOUT_LAYER_TYPES else masks
 
 
 def one_pass(model: object, trace: Trace) -> Tensor:

@@ -16,7 +16,7 @@ from stretto.engines.hf import HFEngine, check_supported
 from stretto.errors import Unsupported
 from stretto.models import folder
 
-KINDS = ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text"]
+KINDS = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"]
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])

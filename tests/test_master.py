@@ -20,7 +20,7 @@ from orchestras import (
 from stretto.engines.hf import HFEngine
 
 TOLERANCE = 1e-4
-KINDS = ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text"]
+KINDS = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"]
 NUM_SLOTS = 512
 seeds = st.integers(0, 10**6)
 

@@ -21,6 +21,7 @@ ATTENTION = {
     "llama": "sdpa",
     "qwen2": "sdpa",
     "qwen3": "sdpa",
+    "gemma": "sdpa",
     "gemma2": "eager",  # SDPA cannot soft-cap logits
     "gemma3_text": "sdpa",
 }
@@ -29,7 +30,7 @@ that is their reference; others are refused by name."""
 
 SUPPORTED_MODEL_TYPES = tuple(ATTENTION)
 
-WITHOUT_LAYER_TYPES = frozenset({"llama"})
+WITHOUT_LAYER_TYPES = frozenset({"llama", "gemma"})
 """Architectures that read no `layer_types`: all layers are full, and there is one mask."""
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})

@@ -16,7 +16,7 @@ from stretto.models.weights import (
 )
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # as folders and as GGUF files
-FOLDER_MODEL_TYPES = (*SUPPORTED_MODEL_TYPES, "gemma2", "gemma3_text")
+FOLDER_MODEL_TYPES = (*SUPPORTED_MODEL_TYPES, "gemma", "gemma2", "gemma3_text")
 CARD = "stretto.json"
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 

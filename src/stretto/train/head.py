@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from stretto.errors import Unsupported
 from stretto.train.legal import UNMASKED, LegalTable
 
 CHUNK = 256
@@ -39,9 +40,12 @@ class Head:
 
     @classmethod
     def of(cls, model: Any) -> Head:
-        """The head of a causal LM, or of a PEFT model of one."""
+        """The head of a causal LM, or of a PEFT model of one. Raises `Unsupported` for a bias."""
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         layer = inner.get_output_embeddings()
+        base = layer.token_adapter.get_base_layer() if hasattr(layer, "token_adapter") else layer
+        if getattr(base, "bias", None) is not None:
+            raise Unsupported("the model's output head has a bias, which training does not know")
         cap = getattr(model.config, "final_logit_softcapping", None)
         weight, ids, rows = rows_of(layer)
         return cls(weight, ids, rows, cap)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 
 from stretto.errors import InvalidInput, Unsupported
 from stretto.models.adapters import Base
-from stretto.models.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from stretto.models.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json_object
 
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "all": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
@@ -100,8 +101,10 @@ def save_adapter(model: Any, base: Base, folder: Path) -> None:
     config.inference_mode = True
     config.save_pretrained(str(folder))
     config.inference_mode = False
-    if not (folder / ADAPTER_CONFIG).is_file():
-        raise AssertionError("PEFT has changed where it writes an adapter's config")
+    written = read_json_object(folder / ADAPTER_CONFIG)
+    written["target_modules"] = sorted(written["target_modules"])  # PEFT keeps a set of them
+    data = json.dumps(written, indent=2, sort_keys=True) + "\n"
+    (folder / ADAPTER_CONFIG).write_text(data, encoding="utf-8")
     base.save(folder)
 
 
