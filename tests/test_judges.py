@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 from functools import cache
@@ -30,6 +31,7 @@ from stretto.eval.judges.exact import ExactJudge, ExpectedAnswers, last_number
 from stretto.eval.judges.likelihood import (
     REPEAT_TOKENS,
     LikelihoodJudge,
+    brevity,
     repeated,
     weights_fingerprint,
 )
@@ -233,7 +235,7 @@ def test_qualities_are_standardised_within_each_prompt() -> None:
         assert sum(v * v for v in values) == pytest.approx(4)
 
 
-def test_compare_turns_with_its_sides_and_prefers_the_likelier() -> None:
+def test_compare_turns_with_its_sides() -> None:
     judge = LikelihoodJudge(lm())
     pairs = [("some words", "other words here"), ("x y z", "q"), ("hello there", "good day")]
     there = judge.compare([Comparison("p", a, b) for a, b in pairs])
@@ -242,8 +244,42 @@ def test_compare_turns_with_its_sides_and_prefers_the_likelier() -> None:
         assert verdict is not None
         assert mirrored is not None
         assert verdict.preference == pytest.approx(-mirrored.preference)
-        assert 0 < verdict.confidence < 1
-        assert (verdict.preference > 0) == (verdict.details["gap"] > 0)
+        assert 0 < verdict.confidence <= 1
+
+
+def test_of_answers_as_long_the_likelier_is_better() -> None:
+    judge = LikelihoodJudge(lm())
+    texts = ["zqx", "xzq", "qxz"]
+    assert len({len(lm().vocabulary.encode(text)) for text in texts}) == 1
+    found = judge.compare([Comparison("p", a, b) for a, b in itertools.pairwise(texts)])
+    for verdict in found:
+        assert verdict is not None
+        assert verdict.details["brevity"] == 0
+        assert (verdict.preference > 0) == (verdict.details["a"] > verdict.details["b"])
+
+
+def test_an_answer_that_leaves_half_out_pays_for_it() -> None:
+    assert [brevity(c, 12) for c in (24, 12, 6, 4, 1, 0)] == [0, 0, -1, -2, -3, -3]
+    assert brevity(1, None) == 0
+    whole = "a b c d e f g h i j k l"
+    judge = LikelihoodJudge(lm())
+    questions = [
+        Question("p", (whole, "a b c"), opponents) for opponents in ({}, {"baseline": whole})
+    ]
+    free, held = judge.qualities([m for m in judge.measure(questions) if m is not None])
+    assert free[1] is not None
+    assert held[1] is not None
+    size = [len(lm().vocabulary.encode(text)) for text in (whole, "a b c")]
+    assert held[0] == free[0]
+    assert held[1] == pytest.approx(free[1] + max(-3, 1 - size[0] / size[1]))
+
+
+def test_a_loop_is_no_longer_than_what_it_repeats() -> None:
+    looping = "go on and on " * 12
+    judge = LikelihoodJudge(lm())
+    (row,) = judge.measure([Question("say it", ("x" * 9,), {"baseline": looping})])
+    assert row is not None
+    assert row[0]["against"] < len(lm().vocabulary.encode(looping)) / 2
 
 
 def test_the_identity_is_that_of_the_weights() -> None:

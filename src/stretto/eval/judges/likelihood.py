@@ -2,9 +2,10 @@
 
 A proxy, not an opinion: it tells fluent, on-topic text from broken text at no cost, and cannot tell
 a true statement from a false one. What it measures of an answer's rendered text is the mean
-log-prob a token, given the prompt in the reference model's chat template. Two known faults of that
-mean are taken out: tokens that repeat a long run of the same answer are not counted (loops would
-look likely), and the effect of length, estimated from answers to the same prompts, is subtracted.
+log-prob a token, given the prompt in the reference model's chat template. Three faults of that mean
+are mended: tokens that repeat a long run of the same answer are not counted (loops would look
+likely); the effect of length, estimated from answers to the same prompts, is subtracted; and since
+a mean cannot see what is missing, an answer shorter than what it is held against pays for it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 REPEAT_TOKENS = 8
 """A token that ends a run of this many tokens seen before in the same answer is not counted."""
 
+WORST_BREVITY = -3.0
+
 DEFAULT_BATCH_TOKENS = 2048
 LOGITS_ROWS = 256
 
@@ -44,7 +47,11 @@ class LikelihoodJudge:
         room = int(lm.engine.max_positions)
         self._max_tokens = room if max_tokens is None else min(room, max_tokens)
         mark = weights_fingerprint(self._model)
-        settings = {"repeat_tokens": REPEAT_TOKENS, "length": "pooled slope on log tokens, ridge 1"}
+        settings = {
+            "repeat_tokens": REPEAT_TOKENS,
+            "length": "pooled slope on log tokens, ridge 1",
+            "brevity": f"1 - r/c, from {WORST_BREVITY:g}",
+        }
         self._identity = str(Identity("likelihood", f"{lm.name}#{mark}", settings))
 
     @property
@@ -53,40 +60,48 @@ class LikelihoodJudge:
 
     def measure(self, questions: Sequence[Question]) -> Iterator[list[Measure] | None]:
         """`logprob`: the mean over counted tokens. `num_tokens`: all; `num_repeated`: those not
-        counted; `cut`: tokens beyond the model's positions, not counted either."""
+        counted; `cut`: tokens beyond the model's positions, not counted either. `against`: counted
+        tokens of the baseline's answer, null if there is none."""
         for question in questions:
-            texts = [(question.prompt, text) for text in question.candidates]
-            yield self._measured(texts)
+            found = self._measured([(question.prompt, text) for text in question.candidates])
+            against = self._num_counted(question.opponents.get("baseline"))
+            yield [{**measure, "against": against} for measure in found]
+
+    def _num_counted(self, text: str | None) -> int | None:
+        return None if text is None else repeated(self._lm.vocabulary.encode(text)).count(False)
 
     def qualities(self, measured: Sequence[Sequence[Measure]]) -> list[list[float | None]]:
-        """Length-controlled log-probs, standardised within each question: mean 0, deviation 1.
-
-        0 for all where they do not differ; None for an empty answer.
-        """
+        """Length-controlled log-probs, standardised within each question (mean 0, deviation 1; 0
+        for all where they do not differ), plus `brevity` against the baseline. None for an empty
+        answer."""
         points = [[_point(m) for m in row] for row in measured]
         slope = length_slope([[p for p in row if p is not None] for row in points])
-        return [standardised(row, slope) for row in points]
+        return [
+            [
+                None if z is None else z + brevity(counted(m), m.get("against"))
+                for z, m in zip(standardised(own, slope), row, strict=True)
+            ]
+            for own, row in zip(points, measured, strict=True)
+        ]
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict | None]:
-        """The likelier answer is better, length taken out by the slope over all comparisons; the
-        confidence of a difference d is tanh(d / s), s the root mean square difference."""
+        """The likelier answer is better, length taken out by the slope over all comparisons.
+
+        The preference is tanh(d/s + e): d the difference, s its root mean square over all
+        comparisons, e the difference in `brevity` of each against the other.
+        """
         texts = [(c.prompt, t) for c in comparisons for t in (c.a, c.b)]
-        points = [_point(m) for m in self._measured(texts)]
-        pairs = list(zip(points[::2], points[1::2], strict=True))
-        whole = [[a, b] for a, b in pairs if a is not None and b is not None]
-        slope = length_slope(whole)
-        gaps = [adjusted(a, slope) - adjusted(b, slope) for a, b in whole]
-        scale = math.sqrt(sum(g * g for g in gaps) / len(gaps)) if gaps else 0.0
-        verdicts: list[Verdict | None] = []
-        for a, b in pairs:
-            if a is None or b is None:
-                verdicts.append(_empty_verdict(a, b))
-                continue
-            gap = adjusted(a, slope) - adjusted(b, slope)
-            preference = math.tanh(gap / scale) if scale else 0.0
-            details = {"a": a.value, "b": b.value, "length_slope": slope, "gap": gap}
-            verdicts.append(Verdict.of(preference, details))
-        return verdicts
+        found = self._measured(texts)
+        pairs = list(zip(found[::2], found[1::2], strict=True))
+        points = [(_point(a), _point(b)) for a, b in pairs]
+        slope = length_slope([[a, b] for a, b in points if a is not None and b is not None])
+        gaps = [
+            None if a is None or b is None else adjusted(a, slope) - adjusted(b, slope)
+            for a, b in points
+        ]
+        known = [gap for gap in gaps if gap is not None]
+        scale = math.sqrt(sum(gap * gap for gap in known) / len(known)) if known else 0.0
+        return [_verdict(a, b, gap, slope, scale) for (a, b), gap in zip(pairs, gaps, strict=True)]
 
     def close(self) -> None:
         pass
@@ -192,22 +207,38 @@ def repeated(ids: Sequence[int], size: int = REPEAT_TOKENS) -> list[bool]:
     return flags
 
 
+def brevity(num_tokens: int, against: int | None) -> float:
+    """0 for an answer at least as long as what it is held against, else 1 - r/c: -1 for half of
+    it, -2 for a third, never below `WORST_BREVITY`. The logarithm of BLEU's brevity penalty
+    (Papineni et al. 2002)."""
+    if against is None or num_tokens >= against:
+        return 0.0
+    return max(WORST_BREVITY, 1 - against / num_tokens) if num_tokens else WORST_BREVITY
+
+
+def counted(measure: Measure) -> int:
+    """Tokens of an answer that do not repeat it."""
+    return int(measure["num_tokens"] - measure["num_repeated"])
+
+
 def _measure(ids: list[int], logprobs: list[float], cut: int) -> Measure:
     flags = repeated(ids)
-    counted = [value for value, again in zip(logprobs, flags, strict=True) if not again]
-    mean = sum(counted) / len(counted) if counted else None
+    kept = [value for value, again in zip(logprobs, flags, strict=True) if not again]
+    mean = sum(kept) / len(kept) if kept else None
     return {"logprob": mean, "num_tokens": len(ids), "num_repeated": sum(flags), "cut": cut}
 
 
 def _point(measure: Measure) -> Point | None:
     value = measure.get("logprob")
-    if value is None:
-        return None
-    counted = measure["num_tokens"] - measure["num_repeated"]
-    return Point(float(value), math.log(counted))
+    return None if value is None else Point(float(value), math.log(counted(measure)))
 
 
-def _empty_verdict(a: Point | None, b: Point | None) -> Verdict:
+def _verdict(a: Measure, b: Measure, gap: float | None, slope: float, scale: float) -> Verdict:
     """An empty answer is worse than any other, for sure."""
-    preference = float(a is not None) - float(b is not None)
-    return Verdict.of(preference, {"empty": [a is None, b is None]})
+    if gap is None:
+        empty = [m["logprob"] is None for m in (a, b)]
+        return Verdict.of(float(empty[1]) - float(empty[0]), {"empty": empty})
+    short = brevity(counted(a), counted(b)) - brevity(counted(b), counted(a))
+    preference = math.tanh((gap / scale if scale else 0.0) + short)
+    details = {"a": a["logprob"], "b": b["logprob"], "length_slope": slope, "gap": gap}
+    return Verdict.of(preference, details | {"brevity": short})
