@@ -1,0 +1,239 @@
+"""The stages of the PASTA experiment: which commands, how large, and what is kept of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Command = tuple[str, ...]
+PROMPTS = ("--prompts", "prompts/prompts.jsonl")
+TRAIN, PREFER = "0-80", "80-100"
+"""Percents of prompt hashes: what supervised training sees, and what preference training sees."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything. `minutes` scales the estimates, which are of two CPU cores."""
+
+    prompts: int
+    epochs: float
+    candidates: int
+    prefer_prompts: int
+    prefer_epochs: float
+    lambdas: tuple[str, ...]
+    rounds: int
+    eval_prompts: int
+    multipart: int
+    max_tokens: int = 320
+    minutes: float = 1.0
+
+
+NORMAL = Sizes(2000, 2, 8, 160, 1, ("1", "4", "inf"), 2, 100, 500)
+FULL = Sizes(2900, 2, 10, 600, 1, ("0", "1", "2", "4", "8", "inf"), 3, 400, 1500, minutes=4)
+QUICK = Sizes(24, 1, 2, 6, 1, ("4",), 1, 4, 8, max_tokens=96, minutes=0.01)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Commands in order, run in the work folder. `keeps`: files and folders under the stage's own
+    folder that are kept with the results; a stage that keeps nothing is run every time."""
+
+    name: str
+    minutes: int
+    commands: tuple[Command, ...]
+    keeps: tuple[str, ...] = ()
+
+
+def stages_of(sizes: Sizes) -> list[Stage]:
+    """All stages, in an order in which each finds what it reads."""
+    return [
+        _prompts(),
+        _distill(sizes),
+        *(_annotate(sizes, name) for name in ("likelihood", "structure", "apar")),
+        *_supervised(sizes),
+        *_preference(sizes),
+        *_multipart(sizes),
+        *_evaluation(sizes),
+        _report(sizes),
+    ]
+
+
+def _prompts() -> Stage:
+    command = ("python", "prompts.py", "--data", "data/instruct", "--out", PROMPTS[1])
+    return Stage("prompts", 1, (command,))
+
+
+def _distill(sizes: Sizes) -> Stage:
+    """The model's own answers, so that training keeps its quality and adds orchestration only."""
+    command = (
+        "stretto", "data", "sample", *PROMPTS, "--split", TRAIN, "--limit", str(sizes.prompts),
+        "--method", "sequential", "--dtype", "int8", "--temperature", "0.5", "--top-p", "0.95",
+        "--max-tokens", str(sizes.max_tokens), "--no-prompts", "--no-logprobs",
+        "--out", "distill/answers.jsonl",
+    )  # fmt: skip
+    return Stage("distill", _minutes(sizes, 15), (command,), ("answers.jsonl",))
+
+
+def _annotate(sizes: Sizes, annotator: str) -> Stage:
+    stage = f"annotate-{annotator}"
+    command = (
+        "stretto", "data", "annotate", "distill/answers.jsonl", "--annotator", annotator,
+        *PROMPTS, "--no-prompts", "--out", stage,
+    )  # fmt: skip
+    choose = ("python", "mix.py", f"{stage}/annotated.jsonl", "--out", f"{stage}/mix.jsonl")
+    minutes = _minutes(sizes, 25 if annotator == "likelihood" else 1)
+    return Stage(stage, minutes, (command, choose), ("annotated.jsonl", "mix.jsonl"))
+
+
+SFT = {
+    "sft-baseline": ("likelihood", "--baseline"),
+    "sft-pasta": ("likelihood", "--dialect", "pasta"),
+    "sft-structure": ("structure", "--dialect", "pasta"),
+    "sft-apar": ("apar", "--dialect", "apar"),
+}
+
+
+def _supervised(sizes: Sizes) -> list[Stage]:
+    stages = []
+    for name, (annotator, *settings) in SFT.items():
+        command = (
+            "stretto", "train", "sft", "--data", f"annotate-{annotator}/mix.jsonl", *PROMPTS,
+            *settings, "--lora", "--rank", "4", "--epochs", str(sizes.epochs),
+            "--valid-share", "0.05", "--max-tokens", "512", "--out", name,
+        )  # fmt: skip
+        kept = ("model", "metrics.jsonl", "summary.json", "config.json")
+        stages.append(Stage(name, _minutes(sizes, 35), (command,), kept))
+    return stages
+
+
+def _preference(sizes: Sizes) -> list[Stage]:
+    chosen = (
+        *PROMPTS, "--split", PREFER, "--limit", str(sizes.prefer_prompts),
+        "--max-tokens", str(sizes.max_tokens),
+    )  # fmt: skip
+    baseline = (
+        "stretto", "data", "sample", "--model", "sft-baseline/model", "--method", "sequential",
+        "--temperature", "0", *chosen, "--no-prompts", "--no-logprobs",
+        "--out", "baseline-answers/answers.jsonl",
+    )  # fmt: skip
+    stages = [
+        Stage("baseline-answers", _minutes(sizes, 3), (baseline,), ("answers.jsonl",)),
+        _candidates("candidates-1", "sft-pasta/model", sizes, chosen),
+        *(_prefer(f"bon-{x}", "sft-pasta/model", "candidates-1", x, sizes) for x in sizes.lambdas),
+    ]
+    model = "bon-4/round-1/model"
+    for number in range(2, sizes.rounds + 1):
+        samples, name = f"candidates-{number}", f"bon-4-round-{number}"
+        stages.append(_candidates(samples, model, sizes, chosen))
+        stages.append(_prefer(name, model, samples, "4", sizes))
+        model = f"{name}/round-1/model"
+    return stages
+
+
+def _candidates(name: str, model: str, sizes: Sizes, chosen: Command) -> Stage:
+    """Answers at temperature 1 and their scores. They are large, so only the scores are kept;
+    the pairs that come of them are kept with the answers in them."""
+    sample = (
+        "stretto", "data", "sample", "--model", model, "--n", str(sizes.candidates),
+        "--temperature", "1", *chosen, "--no-prompts", "--out", f"{name}/answers.jsonl",
+    )  # fmt: skip
+    score = (
+        "stretto", "train", "score", "--answers", f"{name}/answers.jsonl", "--model", model,
+        "--baseline", "baseline-answers/answers.jsonl", *PROMPTS,
+        "--judge", "likelihood:sft-baseline/model", "--out", f"{name}/scored.jsonl",
+    )  # fmt: skip
+    return Stage(name, _minutes(sizes, 20), (sample, score), ("answers.jsonl", "scored.jsonl"))
+
+
+def _prefer(name: str, model: str, samples: str, weight: str, sizes: Sizes) -> Stage:
+    command = (
+        "stretto", "train", "prefer", "--model", model, *PROMPTS, "--no-prompts",
+        "--answers", f"{samples}/answers.jsonl", "--scored", f"{samples}/scored.jsonl",
+        "--baseline", "baseline-answers/answers.jsonl",
+        "--judge", "likelihood:sft-baseline/model",
+        "--lambda", weight, "--epochs", str(sizes.prefer_epochs), "--out", name,
+    )  # fmt: skip
+    kept = ("round-1/model", "round-1/pairs.jsonl", "round-1/metrics.jsonl")
+    return Stage(name, _minutes(sizes, 10), (command,), kept)
+
+
+def _multipart(sizes: Sizes) -> list[Stage]:
+    """The checkable task: trained on its own examples, with and without annotations."""
+    examples = (
+        "stretto", "eval", "examples", "--num", str(sizes.multipart), "--split", "train",
+        "--out", "multipart-data/examples.jsonl",
+    )  # fmt: skip
+    stages = [Stage("multipart-data", 1, (examples,))]
+    for name, settings in (
+        ("multipart-baseline", ("--baseline",)),
+        ("multipart-pasta", ("--dialect", "pasta")),
+    ):
+        command = (
+            "stretto", "train", "sft", "--data", "multipart-data/examples.jsonl", *settings,
+            "--lora", "--rank", "4", "--epochs", str(sizes.epochs), "--valid-share", "0.05",
+            "--out", name,
+        )  # fmt: skip
+        kept = ("model", "metrics.jsonl", "summary.json", "config.json")
+        stages.append(Stage(name, _minutes(sizes, 20), (command,), kept))
+    return stages
+
+
+def _evaluated(sizes: Sizes) -> dict[str, Command]:
+    """Runs on the instruction prompts: name to model and method."""
+    models = {
+        "baseline": ("--model", "sft-baseline/model", "--method", "sequential"),
+        "sot": ("--model", "sft-baseline/model", "--method", "sot"),
+        "apar": ("--model", "sft-apar/model"),
+        "pasta-sft": ("--model", "sft-pasta/model"),
+        "pasta-structure": ("--model", "sft-structure/model"),
+    }
+    for weight in sizes.lambdas:
+        models[f"pasta-bon-{weight}"] = ("--model", f"bon-{weight}/round-1/model")
+    for number in range(2, sizes.rounds + 1):
+        models[f"pasta-bon-4-r{number}"] = ("--model", f"bon-4-round-{number}/round-1/model")
+    return models
+
+
+ROWS = ("rows.jsonl", "summary.json", "summary.csv", "config.json", "environment.json")
+
+
+def _evaluation(sizes: Sizes) -> list[Stage]:
+    stages = []
+    test = ("--prompts", "data/eval/alpaca_eval_400.jsonl")
+    for name, settings in _evaluated(sizes).items():
+        out = f"eval-{name}"
+        run = (
+            "stretto", "eval", "run", "--task", "instruct", *test, "--no-prompts",
+            "--limit", str(sizes.eval_prompts), *settings, "--baseline", "sft-baseline/model",
+            "--max-tokens", str(sizes.max_tokens), "--out", out,
+        )  # fmt: skip
+        judge = ("stretto", "eval", "judge", out, *test, "--judge", "likelihood")
+        stages.append(Stage(out, _minutes(sizes, 8), (run, judge), (".",)))
+    for name, settings in (
+        ("sequential", ("--model", "multipart-baseline/model", "--method", "sequential")),
+        ("pasta", ("--model", "multipart-pasta/model")),
+        ("no-sync", ("--model", "multipart-pasta/model", "--without", "sync")),
+    ):
+        out = f"eval-multipart-{name}"
+        run = (
+            "stretto", "eval", "run", "--task", "multipart", "--split", "test",
+            "--limit", str(sizes.eval_prompts), *settings,
+            "--baseline", "multipart-baseline/model",
+            "--max-tokens", str(sizes.max_tokens + 192), "--out", out,
+        )  # fmt: skip
+        stages.append(Stage(out, _minutes(sizes, 8), (run,), (".",)))
+    return stages
+
+
+def _report(sizes: Sizes) -> Stage:
+    runs = tuple(f"eval-{name}" for name in _evaluated(sizes))
+    parts = tuple(f"eval-multipart-{name}" for name in ("sequential", "pasta", "no-sync"))
+    commands = (
+        ("stretto", "eval", "compare", *runs, "--out", "report/instruct"),
+        ("stretto", "eval", "plot", *runs, "--out", "report/plots"),
+        ("stretto", "eval", "compare", *parts, "--out", "report/multipart"),
+    )
+    return Stage("report", 1, commands, ("instruct", "plots", "multipart"))
+
+
+def _minutes(sizes: Sizes, minutes: int) -> int:
+    return max(1, round(minutes * sizes.minutes))
