@@ -71,6 +71,7 @@ def test_the_first_decode_of_each_side_is_not_timed() -> None:
     assert (row.ours.decode_s, row.baseline.decode_s) == ([2.0], [6.0])
     assert metrics.figures_of(row)["realized"] == 3.0
     assert metrics.figures_of(row)["end_to_end"] == 3.0
+    assert metrics.figures_of(row)["efficiency"] == 3.0 / metrics.figures_of(row)["theoretical"]
 
 
 def test_who_goes_first_alternates_over_pairs_and_prompts() -> None:

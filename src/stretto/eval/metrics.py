@@ -19,8 +19,7 @@ from stretto.eval.statistics import (
     estimate_mean,
 )
 
-RATIOS = ("realized", "end_to_end", "theoretical", "parallelism")
-SHARES = ("well_formed", "two_at_once", "cut", "failed")
+RATIOS = ("realized", "end_to_end", "theoretical", "efficiency", "parallelism")
 
 DEFINITIONS = {
     "realized": "baseline's decode time / ours for the prompt: seconds from the first token to the "
@@ -28,6 +27,7 @@ DEFINITIONS = {
     "timed, the side that goes first alternating; median over pairs",
     "end_to_end": "the same of the time from submission to the end, the prompt's pass included",
     "theoretical": "tokens drawn in the baseline's answer / our sequential_steps",
+    "efficiency": "realized / theoretical",
     "parallelism": "our completion_tokens / our sequential_steps",
     "geometric_mean": "of a ratio over prompts; 95% interval by the percentile bootstrap over "
     "prompts",
@@ -44,6 +44,7 @@ DEFINITIONS = {
     "two_at_once": "share of all prompts in whose answer at least two threads drew a token in one "
     "step",
     "cut": "share of all prompts whose answer ended for want of tokens or room",
+    "baseline_cut": "the same of the baseline's answer, which makes both speed-ups too low",
     "failed": "share of all prompts that ended in an error on our side",
     "redundant": "forked threads of which at least half of the distinct runs of three tokens also "
     "stand in one earlier thread of the answer, or that are empty; of all forked threads",
@@ -62,6 +63,8 @@ def figures_of(
     a side that failed has score 0.
     """
     ours, baseline = row.ours, row.baseline
+    realized = _over_time(baseline, ours, "decode_s")
+    theoretical = _over(_count(baseline, "drawn_tokens"), _count(ours, "sequential_steps"))
     preference = None if verdicts is None else verdicts.get(row.prompt_id)
     if verdicts is not None and ours is None and baseline is not None:
         preference = 0.0
@@ -69,9 +72,11 @@ def figures_of(
         "number": row.number,
         "prompt_id": row.prompt_id,
         "finish_reason": ours.finish_reason if ours else "error",
-        "realized": _over_time(baseline, ours, "decode_s"),
+        "baseline_finish_reason": baseline.finish_reason if baseline else None,
+        "realized": realized,
         "end_to_end": _over_time(baseline, ours, "total_s"),
-        "theoretical": _over(_count(baseline, "drawn_tokens"), _count(ours, "sequential_steps")),
+        "theoretical": theoretical,
+        "efficiency": _over(realized, theoretical),
         "parallelism": _over(_count(ours, "completion_tokens"), _count(ours, "sequential_steps")),
         "score": _score(row, "ours", has_scores),
         "baseline_score": _score(row, "baseline", has_scores),
@@ -115,6 +120,7 @@ def shares_of(figures: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
         "well_formed": sum(f["well_formed"] is True for f in figures) if annotates else None,
         "two_at_once": sum((f["most_at_once"] or 0) >= 2 for f in figures),
         "cut": sum(f["finish_reason"] == "length" for f in figures),
+        "baseline_cut": sum(f["baseline_finish_reason"] == "length" for f in figures),
         "failed": sum(f["finish_reason"] == "error" for f in figures),
     }
     return {name: None if n is None or not size else n / size for name, n in counts.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from stretto.bench.report import to_csv
 from stretto.eval import metrics
-from stretto.eval.folder import SUMMARY, Run, write_json
+from stretto.eval.folder import ENVIRONMENT, SUMMARY, Run, read_json, write_json
 from stretto.eval.lcwr import Judged, lc_win_rate
 from stretto.eval.statistics import NOTHING, Estimate
 from stretto.files import write_atomically
@@ -68,8 +68,16 @@ def summary_of(run: Run) -> dict[str, Any]:
         "judge": None if run.verdicts is None else run.verdicts.judge,
         "speed": metrics.means_of(rows, seed),
         "task_shares": _task_shares(run),
+        "revisions": revisions(run),
         "definitions": metrics.DEFINITIONS,
     }
+
+
+def revisions(run: Run) -> list[str | None]:
+    """The revisions of the code that measured the run, each once: more than one, if it was gone on
+    with after a change."""
+    entries = read_json(run.path / ENVIRONMENT)
+    return list(dict.fromkeys(entry["machine"]["revision"] for entry in entries))
 
 
 def _unjudged(run: Run) -> dict[str, int]:
