@@ -291,6 +291,16 @@ def test_training_widens_the_gap_towards_the_margin(model: Any, tmp_path: Path) 
     assert found.to_json()["trained_pairs"] == len(made)
 
 
+def test_the_first_step_begins_at_the_reference_whatever_the_dropout(
+    model: Any, tmp_path: Path
+) -> None:
+    mlp = model.model.layers[0].mlp
+    mlp.down_proj = torch.nn.Sequential(torch.nn.Dropout(0.5), mlp.down_proj)
+    train(model, tmp_path, num_steps=1)
+    (line,) = lines_of(tmp_path)
+    assert line["gap"] == pytest.approx(0, abs=1e-2)
+
+
 def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(model: Any, tmp_path: Path) -> None:
     """The reference stays that of the start, though the model has moved on."""
     other, again = copy.deepcopy(model), copy.deepcopy(model)

@@ -161,6 +161,22 @@ def test_stages_by_themselves_make_the_same_model(
     assert adapter(tmp_path / "out" / "round-1") == adapter(whole / "round-1")
 
 
+def test_full_training_leaves_a_whole_model(
+    given: Path, whole: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    folder = whole / "round-1"
+    code, out, _ = run(
+        "train", "prefer", "--model", str(given / "model"), "--full", "--dtype", "float32",
+        "--answers", str(folder / "answers.jsonl"), "--scored", str(folder / "scored.jsonl"),
+        "--lambda", "inf", "--out", str(tmp_path / "out"), *TRAINING,
+    )  # fmt: skip
+    assert code == 0
+    made = Path(out.strip())
+    assert (made / "model.safetensors").is_file()
+    assert len(judges_of(made)) == 1
+    assert LM.load(made, engine="hf").generate("one", SamplingParams(max_tokens=5))
+
+
 def test_one_scoring_serves_every_lambda(
     whole: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
 ) -> None:

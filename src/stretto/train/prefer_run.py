@@ -111,12 +111,13 @@ def train_on_pairs(
     *,
     hooks: Hooks = NO_HOOKS,
 ) -> Trained:
-    """Trains the learner's model in place.
+    """Trains the learner's model in place, without dropout, so that it begins as its reference.
 
     The folder gets `reference.jsonl`, `unusable.jsonl`, and what the loop writes; the same call
     over it goes on where it was killed. One that was begun with another model, other data or
     settings raises `InvalidInput`, and so do pairs of which none can be learnt from.
     """
+    _switch_off_dropout(learner.model)
     made, unusable = pair_examples(
         pairs, answers, learner.maker, learner.prompt_ids, margin=settings.margin
     )
@@ -140,6 +141,14 @@ def train_on_pairs(
         drift=max(drifts, default=None),
         drifted=sum(d > DRIFT for d in drifts),
     )
+
+
+def _switch_off_dropout(model: Any) -> None:
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
 
 
 def _reference(
