@@ -150,12 +150,11 @@ def inspect_adapter(folder: Path, resolve_base: Callable[[str], ResolvedModel]) 
 def base_of(folder: Path, resolve_base: Callable[[str], ResolvedModel]) -> ResolvedModel:
     """The `ResolvedModel` of an adapter's base, which is checked to be the right one."""
     name = base_name(folder)
+    _check_chain(folder)
     try:
         base = resolve_base(name)
     except InvalidInput as error:
         raise ModelUnavailable(f"{folder} is an adapter of {name!r}: {error}") from None
-    if base.path == folder:
-        raise ModelUnavailable(f"{folder} names itself as its base; name the model it is of")
     known = Base.load(folder)
     if known is not None and (found := fingerprint(base.path)) != known.fingerprint:
         raise ModelUnavailable(
@@ -163,6 +162,17 @@ def base_of(folder: Path, resolve_base: Callable[[str], ResolvedModel]) -> Resol
             f"{base.path} has {found[:16]}: other weights; get the base it was trained on"
         )
     return base
+
+
+def _check_chain(folder: Path) -> None:
+    """Raises `ModelUnavailable` if adapters of adapters come back to where they began."""
+    seen: set[Path] = set()
+    place = folder.resolve()
+    while is_adapter(place):
+        if place in seen:
+            raise ModelUnavailable(f"{folder} is its own base; name the model that it is of")
+        seen.add(place)
+        place = Path(base_name(place)).expanduser().resolve()
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -250,7 +260,9 @@ def merge(model: Any, folder: Path) -> None:
                 module = name.removeprefix(PREFIX).removesuffix(ROWS)
                 weight = _target(folder, parameters, f"{module}.weight")
                 _set_rows(folder, name, weight, tensors[name])
-            elif not name.endswith(LORA_B):
+            elif name.endswith(LORA_B):
+                _pair(folder, tensors, name.removesuffix(LORA_B) + LORA_A)
+            else:
                 raise Unsupported(f"{folder} has tensor {name!r}, which no LoRA of ours has")
 
 
@@ -267,8 +279,8 @@ def _read_weights(folder: Path) -> Mapping[str, Any]:
 
 def _pair(folder: Path, tensors: Mapping[str, Any], name: str) -> tuple[Any, Any]:
     other = name.removesuffix(LORA_A) + LORA_B
-    if other not in tensors:
-        raise ModelUnavailable(f"{folder} lacks {other!r}; copy the adapter again")
+    if missing := [each for each in (name, other) if each not in tensors]:
+        raise ModelUnavailable(f"{folder} lacks {missing[0]!r}; copy the adapter again")
     down, up = tensors[name], tensors[other]
     if down.shape[0] != up.shape[1]:
         raise _misfit(folder, other, up.shape, down.shape)
