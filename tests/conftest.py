@@ -13,7 +13,18 @@ import torch
 from jaxtyping import install_import_hook
 
 SHAPED = [
+    "stretto.data.annotate",
+    "stretto.data.markup",
+    "stretto.data.stats",
+    "stretto.data.structure",
+    "stretto.data.teacher",
     "stretto.engines",
+    "stretto.eval.compare",
+    "stretto.eval.lcwr",
+    "stretto.eval.metrics",
+    "stretto.eval.multipart",
+    "stretto.eval.statistics",
+    "stretto.eval.tasks",
     "stretto.runtime.request",
     "stretto.runtime.sampler",
     "stretto.train.bonbon",

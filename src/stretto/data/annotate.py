@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from stretto.data.annotators import Annotation, Annotator, Exhausted, Postponed, Refusal, Unanswered
 from stretto.data.check import Checker, count_codes
@@ -120,6 +120,7 @@ class Report:
         }
 
 
+@runtime_checkable
 class Watcher(Protocol):
     """Told of the run as it goes on, from the thread that runs it."""
 

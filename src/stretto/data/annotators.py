@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from stretto.errors import StrettoError, UnknownName
 
@@ -52,6 +52,7 @@ class Exhausted(StrettoError):
     exit_code = 3
 
 
+@runtime_checkable
 class Annotator(Protocol):
     """Annotates one response at a time.
 
