@@ -312,6 +312,22 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(model: Any, tmp_p
     assert lines_of(tmp_path / "whole") == lines_of(tmp_path / "parts")
 
 
+def test_references_of_several_processes_are_read_together(model: Any, tmp_path: Path) -> None:
+    """Of the files that two processes left, one torn by a kill; only what is lost is computed."""
+    train(model, tmp_path / "one", num_steps=1)
+    lines = (tmp_path / "one" / "reference.jsonl").read_bytes().splitlines(keepends=True)
+    other = tmp_path / "two"
+    other.mkdir()
+    (other / "reference.jsonl").write_bytes(b"".join(lines[:3]))
+    (other / "reference.1.jsonl").write_bytes(b"".join(lines[3:])[:-9])
+    train(copy.deepcopy(lm().model), other, num_steps=1)
+    losses = [lines_of(folder)[0]["loss"] for folder in (other, tmp_path / "one")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    kept = (other / "reference.jsonl").read_bytes().splitlines(keepends=True)
+    assert len(kept) == 4
+    assert json.loads(kept[3])["id"] == json.loads(lines[-1])["id"]
+
+
 def test_a_folder_of_another_run_is_refused(model: Any, tmp_path: Path) -> None:
     train(model, tmp_path, num_steps=1)
     with pytest.raises(InvalidInput, match="other settings or data"):

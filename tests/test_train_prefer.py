@@ -329,7 +329,7 @@ def test_several_processes_do_not_sample(
 
 
 def test_two_processes_take_the_steps_of_one(given: Path, whole: Path, tmp_path: Path) -> None:
-    """The first computes the references, both read them, and their pairs add up."""
+    """They share out the references, each reads all of them, and their pairs add up."""
     folder = whole / "round-1"
     arguments = [
         "train", "prefer", "--model", str(given / "model"), "--dtype", "float32", *TRAINING,
@@ -345,6 +345,8 @@ def test_two_processes_take_the_steps_of_one(given: Path, whole: Path, tmp_path:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert len(found.stdout.splitlines()) == 1  # one of them speaks
+    training = tmp_path / "two" / "round-1" / "training"
+    assert num_lines(training / "reference.jsonl") == num_lines(training / "reference.1.jsonl") > 0
     assert main([*arguments, "--out", str(tmp_path / "one")]) == 0
     one, two = (steps_of(tmp_path / name / "round-1" / "training") for name in ("one", "two"))
     assert [line["num_packs"] for line in one] == [line["num_packs"] for line in two]

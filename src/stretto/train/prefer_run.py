@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto.data.rows import Answer, read_rows
-from stretto.data.store import line_of
+from stretto.data.settings import hold_to
+from stretto.data.store import Store, line_of
 from stretto.errors import InvalidInput
 from stretto.eval.judges.base import PREFERENCE
 from stretto.files import write_atomically
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from stretto.train.workers import Workers
 
 UNUSABLE = "unusable.jsonl"
+REFERENCES = "reference*.jsonl"
 DRIFT = 1.0
 """Nats: an answer whose log-prob differs more from the sampler's was not sampled by this model."""
 
@@ -160,22 +162,37 @@ def _reference(
     recorded: Mapping[str, float],
     hooks: Hooks,
 ) -> dict[str, Reference]:
-    """The first process computes what the file lacks; the others read it."""
-    path = folder / "reference.jsonl"
-    examples = [example for pair in made for example in (pair.best, pair.worst)]
-    if learner.workers.is_first:
+    """Each process computes its share of what no file has, into a file of its own, so that none
+    waits long for another; then all read all files."""
+    crew, identity = learner.workers, dict(learner.identity)
+    examples = {e.key: e for pair in made for e in (pair.best, pair.worst)}
+    if crew.is_first:
+        hold_to(folder / "reference.run.json", identity, str(folder))
+        for path in folder.glob(REFERENCES):
+            Store(path, Reference).close()  # cuts off what a kill has torn
+    crew.wait()
+    known = _known_references(folder)
+    crew.wait()  # nobody writes before all have read
+    left = [e for key, e in examples.items() if key not in known]
+    if share := [example for _, example in crew.share(left)]:
+        name = "reference.jsonl" if crew.is_first else f"reference.{crew.rank}.jsonl"
         reference_logprobs(
             learner.model,
-            examples,
-            path,
-            identity=dict(learner.identity),
+            share,
+            folder / name,
+            identity=identity,
             pack_tokens=settings.pack_tokens,
             recorded=recorded,
             report=hooks.report_reference,
         )
-    learner.workers.wait()
-    rows = {row.key: row for row in read_rows(path, Reference)}
-    return {example.key: rows[example.key] for example in examples}
+    crew.wait()
+    known = _known_references(folder)
+    return {key: known[key] for key in examples}
+
+
+def _known_references(folder: Path) -> dict[str, Reference]:
+    paths = sorted(folder.glob(REFERENCES))
+    return {row.key: row for path in paths for row in read_rows(path, Reference)}
 
 
 def _loop(

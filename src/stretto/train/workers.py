@@ -74,7 +74,10 @@ def joined() -> Iterator[Workers]:
     if count == 1 or torch.distributed.is_initialized():
         yield Workers()
         return
-    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    has_gpus = torch.cuda.is_available()
+    if has_gpus:  # so that "cuda" is each process's own
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    torch.distributed.init_process_group("nccl" if has_gpus else "gloo")
     try:
         yield Workers(torch.distributed.get_rank(), count)
     finally:
