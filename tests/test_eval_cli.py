@@ -22,6 +22,7 @@ from stretto.data.rows import read_rows
 from stretto.errors import StrettoError
 from stretto.eval.answers import Contestant
 from stretto.eval.folder import first_difference, load_run
+from stretto.eval.identity import fingerprint, told_name
 from stretto.eval.judges import Comparison, Judge, Measure, Question, Verdict
 from stretto.eval.rows import EvalRow
 from stretto.eval.summary import summary_of
@@ -516,6 +517,28 @@ def test_export_for_alpaca_eval(
     assert main([*command, "--prompts", str(prompts), "--side", "baseline"]) == 0
     assert {e["generator"] for e in json.loads(file.read_text())} == {"plain"}
     assert main([*command, "--side", "theirs"]) == 2
+
+
+def test_a_model_is_told_by_name_and_weights_and_not_by_where_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "sft" / "model"
+    model.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert told_name("sft/model") == told_name(str(model)) == "sft/model"
+    assert told_name("org/hub-name") == "org/hub-name"
+    monkeypatch.chdir(model)
+    assert told_name("../model") == "sft/model"
+    marks = [fingerprint(model)]
+    for name, data in (
+        ("config.json", b"{}"), ("adapter_model.safetensors", b"a" * 5_000_000),
+        ("adapter_model.safetensors", b"a" * 4_999_999 + b"b"), ("stretto.json", b"{}"),
+    ):  # fmt: skip
+        (model / name).write_bytes(data)
+        marks.append(fingerprint(model))
+    (model / "training-notes.txt").write_text("not part of the model")
+    assert len(set(marks)) == 5
+    assert fingerprint(model) == marks[-1]
 
 
 def test_the_first_difference_is_named() -> None:

@@ -12,7 +12,9 @@ from stretto.eval.judges.base import judges_of
 if TYPE_CHECKING:
     from stretto.lm import LM
 
-MARKED = ("*.safetensors", "*.gguf", "config.json", "adapter_config.json", "stretto.json")
+MARKED = (
+    "*.safetensors", "*.gguf", "config.json", "adapter_config.json", "base.json", "stretto.json",
+)  # fmt: skip
 """Files that decide what a model answers."""
 ENDS_BYTES = 1 << 20
 """Of a longer file, so many bytes at its beginning and end are read: weights that were trained
@@ -20,19 +22,28 @@ differ everywhere."""
 
 
 def describe_side(lm: LM, name: str, method: str, without: Sequence[str] = ()) -> dict[str, Any]:
-    """A side of a run as JSON. `name`: as the model was asked for; of a path only the last part is
-    told. `scored_by`: identities of the judges it was trained to please."""
+    """A side of a run as JSON. `name`: as the model was asked for. `scored_by`: identities of the
+    judges it was trained to please."""
     from stretto.methods import get_method
 
     folder = folder_of(name)
     return {
-        "model": Path(name).resolve().name if Path(name).exists() else name,
+        "model": told_name(name),
         "fingerprint": None if folder is None else fingerprint(folder),
         "dialect": lm.card.dialect,
         "method": get_method(method, lm.card.dialect).name,
         "without": list(without),
         "scored_by": [] if folder is None else judges_of(folder),
     }
+
+
+def told_name(name: str) -> str:
+    """A model's name for results: of a path that leads out of the working folder the last two
+    parts, since where a folder stands on one machine means nothing on another."""
+    path = Path(name)
+    if not path.exists() or not (path.is_absolute() or ".." in path.parts):
+        return name
+    return "/".join(path.resolve().parts[-2:])
 
 
 def folder_of(name: str) -> Path | None:
