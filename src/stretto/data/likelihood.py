@@ -35,15 +35,16 @@ PROMISE_TAGS = 3
 """Control tokens of a promise beside its topic and its number."""
 MAX_REVISIONS = 3
 """Plans that are read before none is made."""
-NO_PLAN = Plan((), 0, 0.0)
+NO_PLAN = Plan((), 0, ())
 MANY = 64
 """Responses that are laid out and scored together."""
 
 
 @dataclass
 class _Work:
-    """One response under way. `blind` and `pair`: losses by unit as in `Costs`, corrected by what
-    was read of plans. `is_settled`: the plan was read, or needs no reading."""
+    """One response under way. `blind` and `pair`: losses by unit as in `Costs`, raised by what was
+    read of plans that were given up. `is_settled`: the plan itself was read, `planned` is what it
+    loses."""
 
     response: str
     prepared: Prepared
@@ -51,6 +52,7 @@ class _Work:
     topics: list[str] = field(default_factory=list)
     blind: list[Loss] = field(default_factory=list)
     pair: list[Loss] = field(default_factory=list)
+    planned: dict[int, Loss] = field(default_factory=dict)
     plan: Plan = NO_PLAN
     is_settled: bool = False
     num_revisions: int = 0
@@ -76,12 +78,20 @@ class _Work:
             for part, move in moves
         )
 
+    def losses(self) -> list[float]:
+        """What each unit loses under the plan: as read, else as the plan was made with."""
+        return [
+            self.planned[i].rate if i in self.planned else loss
+            for i, loss in enumerate(self.plan.losses)
+        ]
+
     def revise(self, read: dict[int, Loss], max_loss: float) -> None:
         """Takes what the plan's own view says of the units in it."""
         self.is_settled = all(loss.rate <= max_loss for loss in read.values())
         self.num_revisions += not self.is_settled
+        self.planned = read if self.is_settled else {}
         for index, loss in read.items():
-            if self.is_settled or loss.rate > max_loss:
+            if loss.rate > max_loss:
                 self.blind[index] = self.pair[index] = loss
 
 
@@ -261,6 +271,7 @@ class LikelihoodAnnotator:
     def _details(self, work: _Work, chosen: Plan) -> dict[str, Any]:
         """What was measured and decided, unit by unit; nats rounded to a thousandth."""
         units = []
+        lost = work.losses()
         for index, (part, move) in enumerate(zip(work.prepared.parts, chosen.moves, strict=True)):
             blind, pair = work.blind[index], work.pair[index]
             units.append(
@@ -272,6 +283,7 @@ class LikelihoodAnnotator:
                     "counted": blind.num_counted,
                     "loss": round(blind.rate, 4),
                     "pair_loss": round(pair.rate, 4),
+                    "plan_loss": round(lost[index], 4),
                     "place": move.place,
                     "sync": move.sync,
                 }
@@ -282,7 +294,7 @@ class LikelihoodAnnotator:
             "min_tokens": self.rules.min_tokens,
             "steps": chosen.steps,
             "sequential_steps": work.prepared.num_tokens,
-            "loss": round(chosen.loss, 4),
+            "loss": round(sum(lost), 4),
             "revisions": work.num_revisions,
             "promises": chosen.num_promises,
             "units": units,

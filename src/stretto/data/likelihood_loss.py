@@ -21,9 +21,9 @@ such chunks knows it."""
 LEAST_TOKENS = 20
 """A unit's loss is its excess over so many tokens at least: few tokens are no mean."""
 
-REPEAT_TOKENS = 4
-"""A token is not counted if it and so many before it stand in an elder sibling just so: that the
-repetition began counts, that it went on does not, for a blind child would have worded it anew."""
+REPEAT_TOKENS = 5
+"""A run of so many tokens that an elder sibling has just so is wording that the two share: a blind
+child would have said it in words of its own. Numbers in it count all the same."""
 
 TOPIC_NATS = 1.0
 """A word of a topic is worth each token that main draws for it if the child, left alone, would
@@ -51,10 +51,10 @@ def loss_of(part: Part, elders: Sequence[Part], full: LogProbs, blind: LogProbs)
 
     Not counted: the separator and marker (their place gives them away, and promises are counted
     by position), and the first token after the topic, where the outline's ellipsis would have
-    stood: it tells how the siblings are shown and nothing else. Nor is the rest of a long
-    repetition (`REPEAT_TOKENS`).
+    stood: it tells how the siblings are shown and nothing else. Nor is wording that is shared
+    (`REPEAT_TOKENS`).
     """
-    counted = ~_repeats(part.ids, [elder.ids for elder in elders])
+    counted = ~_repeats(part, elders)
     counted[: part.num_marker] = False
     if part.is_hidden and part.num_named < len(counted):
         counted[part.num_named] = False
@@ -64,16 +64,25 @@ def loss_of(part: Part, elders: Sequence[Part], full: LogProbs, blind: LogProbs)
     return Loss(float(gains.sum()), size, excess / max(size, LEAST_TOKENS))
 
 
-def _repeats(ids: Sequence[int], elders: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
-    """Which tokens end a run of `REPEAT_TOKENS` + 1 that is in one of the elders."""
-    size = REPEAT_TOKENS + 1
-    known = {tuple(e[i : i + size]) for e in elders for i in range(len(e) - size + 1)}
-    ends = [tuple(ids[max(0, i + 1 - size) : i + 1]) in known for i in range(len(ids))]
-    return np.array(ends, dtype=np.bool_)
+def _repeats(part: Part, elders: Sequence[Part]) -> NDArray[np.bool_]:
+    """Which tokens without a digit are in a run of `REPEAT_TOKENS` that is in one of the elders."""
+    size, ids = REPEAT_TOKENS, part.ids
+    known = {tuple(e.ids[i : i + size]) for e in elders for i in range(len(e.ids) - size + 1)}
+    found = np.zeros(len(ids), dtype=np.bool_)
+    for start in range(len(ids) - size + 1):
+        if tuple(ids[start : start + size]) in known:
+            found[start : start + size] = True
+    return found & ~np.array(part.digits, dtype=np.bool_)
 
 
 _WORD = re.compile(r"\S+")
-_STOPS = (".", "!", "?", ":", ";", ",")
+_STOPS = (".", "!", "?", ":", ";", ",", "**", "__", "-", "–", "—")
+_CONNECTIVES = (
+    "additionally also another consider finally first firstly for furthermore however in it's "
+    "lastly likewise moreover next now once one other overall second secondly similarly some then "
+    "that's think third thirdly those thus unlike while"
+)
+_EMPTY_WORDS = frozenset(_CONNECTIVES.split())
 _CODE = re.compile(r"[(){}\[\]<>;=|\\$]")
 _CODE_LINE = re.compile(
     r"^\s*(?:def |import |from \w+ import|return\b|#include|using \w|class \w+.*[:{]|"
@@ -88,21 +97,22 @@ def best_topic(response: str, part: Part, alone: LogProbs, count: Callable[[str]
 
     `alone`: the log-probs of its tokens in the view that its child has. A run of words saves the
     child their nats and costs main `TOPIC_NATS` for each of their tokens; the run that saves most
-    is the topic. It is within one clause of the first line, with no weak word at either end and
-    no code in it. The unit's own first words where there is none; "" where they are code.
+    is the topic, two words or more if there are such. It is within one clause of the first line,
+    with no weak word at either end and no code in it. The unit's own first words where there is
+    none; "" where they are code.
     """
     unit = part.unit
     stop = response.find("\n", unit.body, unit.end)
     words = [m.span() for m in _WORD.finditer(response, unit.body, unit.end if stop < 0 else stop)]
     words = words[:TOPIC_SCOPE_WORDS]
     ends = [min(count(response[unit.start : end]), len(alone)) for _, end in words]
-    best, best_value = "", 0.0
+    best, best_value = "", (False, 0.0)
     for first, last in _runs(response, words):
         begin = ends[first - 1] if first else part.num_marker
         nats = -float(alone[begin : ends[last]].sum())
-        value = nats - TOPIC_NATS * (ends[last] - begin)
+        value = last > first, nats - TOPIC_NATS * (ends[last] - begin)
         text = clean_topic(response[words[first][0] : words[last][1]])
-        if value > best_value and _TELLING.search(text):
+        if value > best_value and value[1] > 0 and _TELLING.search(text):
             best, best_value = text, value
     return best or sound_topic(part.topic.text)
 
@@ -119,16 +129,20 @@ def sound_topic(text: str) -> str:
     return "" if _CODE.search(text) or not _TELLING.search(text) else text
 
 
+def _is_empty(word: str) -> bool:
+    return is_weak_word(word) or word.strip(",:;").lower() in _EMPTY_WORDS
+
+
 def _runs(response: str, words: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """First and last of the runs of words that may be a topic."""
     for first, (start, end) in enumerate(words):
-        if is_weak_word(response[start:end]):
+        if _is_empty(response[start:end]):
             continue
         for last in range(first, min(len(words), first + MAX_TOPIC_WORDS)):
             word = response[slice(*words[last])]
             if _CODE.search(word):
                 break
-            if not is_weak_word(word):
+            if not _is_empty(word):
                 yield first, last
             if word.endswith(_STOPS):
                 break

@@ -46,14 +46,15 @@ class Rules:
     fork at most.
 
     What a plan must be quicker by, so that it is simple enough to be learnt: `promise_margin`
-    steps for each promise, `odd_margin` for each item on main right after a chunk of the same list
-    (main would have to know that it is the last), and in all the share `min_saving` of the steps.
+    steps for each promise, `odd_margin` for each item of a list that is not treated as its elder:
+    on main right after a chunk (main would have to know that it is the last), or on in its elder's
+    chunk though it could be one by itself; and in all the share `min_saving` of the steps.
     """
 
     max_loss: float
     min_tokens: int = 20
     promise_margin: int = 2
-    odd_margin: int = 8
+    odd_margin: int = 12
     min_saving: float = 0.1
     max_promises: int = 64
 
@@ -75,11 +76,15 @@ class Move:
 
 @dataclass(frozen=True)
 class Plan:
-    """A move for each unit. `steps` of its critical path, `loss`: the sum of what units lose."""
+    """A move for each unit, and what each loses by it. `steps` of the critical path."""
 
     moves: tuple[Move, ...]
     steps: int
-    loss: float
+    losses: tuple[float, ...]
+
+    @property
+    def loss(self) -> float:
+        return sum(self.losses)
 
     @property
     def num_promises(self) -> int:
@@ -90,7 +95,7 @@ class _State(NamedTuple):
     """After some units. `clock`: main's steps; `ready`: when all closed chunks are written, and
     `end`: the chunk that may go on (0: none), `size` its tokens. `hidden`: main is blind to some
     chunk; `others`: to one other than that which may go on. Units before `lock` must go on in
-    it. `odd`: items on main right after a chunk of their list."""
+    it. `odd`: items that are not treated as their elder."""
 
     clock: int
     ready: int
@@ -103,6 +108,7 @@ class _State(NamedTuple):
     others: bool
     lock: int
     moves: tuple[Move, ...]
+    losses: tuple[float, ...]
 
     @property
     def done(self) -> int:
@@ -115,7 +121,7 @@ def plan(costs: Sequence[Costs], rules: Rules) -> Plan:
     `BEAM`.
     """
     alone = sequential(costs)
-    states = [_State(0, 0, 0, 0.0, 0, 0, 0, False, False, 0, ())]
+    states = [_State(0, 0, 0, 0.0, 0, 0, 0, False, False, 0, (), ())]
     for index, unit in enumerate(costs):
         following = [new for state in states for new in _moves(index, state, unit, rules)]
         states = _best(following, rules)
@@ -123,12 +129,13 @@ def plan(costs: Sequence[Costs], rules: Rules) -> Plan:
     best = min(ends, key=lambda s: (_price(s, rules), s.loss, s.promises))
     if _price(best, rules) > (1 - rules.min_saving) * alone.steps:
         return alone
-    return Plan(best.moves, best.done, best.loss)
+    return Plan(best.moves, best.done, best.losses)
 
 
 def sequential(costs: Sequence[Costs]) -> Plan:
     """The plan that promises nothing."""
-    return Plan((Move("main"),) * len(costs), sum(unit.num_tokens for unit in costs), 0.0)
+    steps = sum(unit.num_tokens for unit in costs)
+    return Plan((Move("main"),) * len(costs), steps, (0.0,) * len(costs))
 
 
 def _price(state: _State, rules: Rules) -> int:
@@ -159,6 +166,7 @@ def _moves(index: int, state: _State, unit: Costs, rules: Rules) -> Iterator[_St
             loss=total,
             odd=before.odd + is_odd,
             moves=(*before.moves, Move("main", sync)),
+            losses=(*before.losses, loss),
         )
         if unit.promise_steps is None or before.promises >= rules.max_promises:
             continue
@@ -172,6 +180,7 @@ def _moves(index: int, state: _State, unit: Costs, rules: Rules) -> Iterator[_St
             hidden=True,
             lock=unit.scope_end if unit.scope_end > index + 1 else 0,
             moves=(*before.moves, Move("start", sync)),
+            losses=(*before.losses, loss),
         )
 
 
@@ -181,12 +190,21 @@ def _goes_on(index: int, state: _State, unit: Costs, rules: Rules) -> Iterator[_
     if loss > rules.max_loss:
         return
     lock = max(state.lock, unit.scope_end if unit.scope_end > index + 1 else 0)
+    is_odd = (
+        unit.is_sibling
+        and unit.promise_steps is not None
+        and unit.num_tokens >= rules.min_tokens
+        and unit.blind <= rules.max_loss
+        and index >= state.lock
+    )
     yield state._replace(
         end=state.end + unit.num_tokens,
         loss=state.loss + loss,
+        odd=state.odd + is_odd,
         size=state.size + unit.num_tokens,
         lock=lock,
         moves=(*state.moves, Move("continue")),
+        losses=(*state.losses, loss),
     )
 
 

@@ -39,6 +39,7 @@ class Part:
     ids: list[int]
     num_marker: int
     num_named: int
+    digits: tuple[bool, ...]
     outline: list[int]
     is_main: bool
 
@@ -75,10 +76,13 @@ def prepare(
         marker = len(vocabulary.encode(response[unit.start : unit.body]))
         named = len(vocabulary.encode(response[unit.start : topic.end]))
         is_main = unit.is_lead or (index == 0 and unit.kind in ("paragraph", "sentences"))
+        digits = tuple(any(c.isdigit() for c in vocabulary.decode([token])) for token in ids)
         outline = ids
         if not is_main and topic.text and len(ids) - named >= min_hidden:
             outline = vocabulary.encode(response[unit.start : topic.end] + ELLIPSIS)
-        parts.append(Part(unit, topic, ids, marker, named, outline, is_main or not topic.text))
+        parts.append(
+            Part(unit, topic, ids, marker, named, digits, outline, is_main or not topic.text)
+        )
     return Prepared(list(prompt_ids), parts)
 
 

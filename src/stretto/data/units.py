@@ -263,6 +263,7 @@ def _level(response: str, unit: Unit) -> int:
 # -- topics ----------------------------------------------------------------------------------------
 
 TOPIC_WORDS = 6
+NAME_WORDS = 8
 LONGEST_TOPIC = 60
 LONGEST_WORD = 24
 """Of a topic and of a word of it, in characters."""
@@ -291,7 +292,7 @@ class Topic:
 def topic_of(response: str, unit: Unit) -> Topic:
     """What main may say of a unit before it is written: its name, else its first words.
 
-    At most `TOPIC_WORDS` words, none weak at either end.
+    At most `NAME_WORDS` words of a name, else `TOPIC_WORDS`, the last of them not weak.
     """
     line_end = response.find("\n", unit.body, unit.end)
     stop = unit.end if line_end < 0 else line_end
@@ -306,7 +307,8 @@ def topic_of(response: str, unit: Unit) -> Topic:
     else:
         name, end = response[unit.body : stop], stop
     words = name.split()
-    is_name = bool(unit.kind == "heading" or found is not None) and len(words) <= TOPIC_WORDS
+    is_set_off = unit.kind == "heading" or found is not None
+    is_name = is_set_off and len(words) <= NAME_WORDS
     is_name = is_name and len(name) <= LONGEST_TOPIC
     if is_name and (text := clean_topic(" ".join(words))):
         return Topic(text, end, True)
