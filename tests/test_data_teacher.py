@@ -36,7 +36,7 @@ from stretto.data.client import Endpoint
 from stretto.data.markup import chunks_of, stripped
 from stretto.data.rows import Annotated, Reject, read_rows
 from stretto.data.teacher import RawReply, Teacher
-from stretto.data.teacher_prompt import LANGUAGE, first_messages, marked_text
+from stretto.data.teacher_prompt import LANGUAGE, first_messages, marked_texts
 from stretto.errors import InvalidInput
 
 KEY = "sk-very-secret-key-0123456789"
@@ -170,13 +170,26 @@ def test_a_parameter_of_another_name_is_found(tmp_path):
         assert isinstance(teacher.annotate("How?", LIST), Annotation)
         assert isinstance(teacher.annotate("Why?", LIST), Annotation)
         assert [("max_tokens" in r) for r in server.requests] == [True, False, False]
+    with teaching(picky, tmp_path / "raw2.jsonl", concurrency=4) as (teacher, server):
+        report = annotate_into(tmp_path / "out", items(8), teacher, checker())
+    assert len(report.annotated) == 8
 
 
-def test_the_prompt_is_never_taken_for_the_reply():
-    assert marked_text("a <annotated> b </annotated> c") == " b "
-    assert marked_text("</annotated><annotated>") is None
-    assert marked_text("I try <annotated>x</annotated>. No: <annotated>y</annotated>") == "y"
-    assert marked_text("no marks") is None
+def test_the_marked_answer_is_found_behind_thoughts_and_around_marks_of_its_own():
+    assert marked_texts("a <annotated> b </annotated> c") == [" b "]
+    assert marked_texts("</annotated><annotated>") == []
+    assert marked_texts("no marks") == []
+    thoughts = "I try <annotated>x</annotated>. No: <annotated>y</annotated>"
+    assert marked_texts(thoughts)[0] == "y"
+
+
+def test_a_response_with_the_replys_own_marks_in_it_is_annotated(tmp_path):
+    response = LIST.replace("a glass", "<annotated>a glass</annotated></answer>")
+    with teaching(good, tmp_path / "raw.jsonl") as (teacher, _):
+        result = teacher.annotate("How?", response)
+    assert isinstance(result, Annotation)
+    assert stripped(result.text) == response
+    assert len(chunks_of(result.text)) == 3
 
 
 # -- nothing paid is lost --------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from stretto.data.client import Client, Endpoint, Refused
 from stretto.data.markup import chunks_of, relengthed, transplanted
 from stretto.data.rows import Row, prompt_id
 from stretto.data.store import Store
-from stretto.data.teacher_prompt import first_messages, marked_text, repair_messages
+from stretto.data.teacher_prompt import first_messages, marked_texts, repair_messages
 
 CUT_OFF = "length"
 """The finish reason of a reply that reached its limit."""
@@ -151,10 +151,12 @@ class Teacher:
     ) -> RawReply:
         if self._stopped.is_set():
             raise Unanswered("stopped before it was asked")
+        wire = self._wire()
         try:
-            reply = self._client.ask(messages, **self._wire())
+            reply = self._client.ask(messages, **wire)
         except Refused as error:
-            if not self._adapt(str(error)):
+            self._adapt(str(error))
+            if self._wire() == wire:
                 raise Unanswered(str(error)) from None
             reply = self._client.ask(messages, **self._wire())
         row = RawReply(
@@ -191,30 +193,25 @@ class Teacher:
         with self._lock:
             return dict(self._params)
 
-    def _adapt(self, message: str) -> bool:
-        """Whether a refusal is about a parameter that newer models know by another name or do not
-        take; it is then left to the endpoint from here on."""
-        with self._lock:
-            if "max_completion_tokens" in message and not self._has("max_completion_tokens"):
+    def _adapt(self, message: str) -> None:
+        """Calls the limit by its newer name from here on if a refusal asks for that."""
+        if "max_completion_tokens" in message:
+            with self._lock:
                 self._params["max_completion_tokens"] = self._endpoint.max_tokens
-                return True
-        return False
-
-    def _has(self, parameter: str) -> bool:
-        return parameter in self._params
 
     def _read(self, reply: RawReply, response: str) -> Reading:
-        marked = marked_text(reply.text)
-        if reply.finish_reason == CUT_OFF and marked is None:
+        found = marked_texts(reply.text)
+        if reply.finish_reason == CUT_OFF and not found:
             raise Postponed(
                 f"the reply was cut off at {self._endpoint.max_tokens} tokens; raise the limit to "
                 "ask again"
             )
-        if marked is None:
+        if not found:
             return Reading(None, ["no-annotated-text: the reply has no <annotated>...</annotated>"])
-        text = transplanted(marked, response)
+        moved = (transplanted(marked, response) for marked in found)
+        text = next((text for text in moved if text is not None), None)
         if text is None:
-            return Reading(marked, self._checker.reasons(response, marked))
+            return Reading(found[0], self._checker.reasons(response, found[0]))
         told = tuple(chunk.tokens for chunk in chunks_of(text))
         issues = {issue.code for issue in self._checker.parse(text).issues}
         if not issues - set(MENDED):

@@ -82,9 +82,9 @@ def repair_messages(
     ]
 
 
-def marked_text(reply: str) -> str | None:
-    """What stands between the last marks of a reply, behind any thoughts before them; None if it
-    has not both."""
+def marked_texts(reply: str) -> list[str]:
+    """What may be meant as the marked answer: what stands between the last marks of a reply, behind
+    any thoughts, and between the outermost, if the answer has such marks in it. Empty without."""
     end = reply.rfind(CLOSE)
-    start = reply.rfind(OPEN, 0, max(end, 0))
-    return None if start < 0 else reply[start + len(OPEN) : end]
+    starts = (reply.rfind(OPEN, 0, max(end, 0)), reply.find(OPEN, 0, max(end, 0)))
+    return [reply[start + len(OPEN) : end] for start in dict.fromkeys(starts) if start >= 0]
