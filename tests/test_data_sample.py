@@ -274,3 +274,18 @@ def test_bad_input_is_told_before_anything_is_loaded(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_method_that_rewrites_its_own_prompt_gives_whole_rows():
+    """SoT forks points after injected turns, or drops its outline and asks anew."""
+    plain = tiny_lm("plain")
+    params = SamplingParams(max_tokens=40, temperature=1.0)
+    rows = list(sample_answers(plain, tasks_of(PROMPTS, 2), params, method="sot", batch=8))
+    assert len(rows) == 14
+    for row in rows:
+        assert isinstance(row, Answer)
+        assert len(row.ids) == len(row.origins) == len(row.logprobs)
+        assert set(row.origins) <= set("sfi")
+        assert row.origins.count("s") + row.origins.count("f") == sum(
+            p is not None for p in row.logprobs
+        )
