@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny_lms import tiny_tokenizer
 
 from stretto.cli import main
 from stretto.data.rows import Annotated, prompt_id, read_rows
@@ -160,14 +161,18 @@ def test_the_task_is_limited_and_takes_no_files() -> None:
 
 
 def test_examples_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "train.jsonl"
+    out, tokenizer = tmp_path / "train.jsonl", tiny_tokenizer()
+    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
     arguments = ["eval", "examples", "--num", "7", "--seed", "2", "--out", str(out)]
+    arguments += ["--tokenizer", str(tmp_path)]
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == {
         "file": str(out), "examples": 7, "split": "train"
     }  # fmt: skip
     rows = read_rows(out, Annotated)
-    examples = multipart.multipart_examples(2, 7)
+    examples = multipart.multipart_examples(
+        2, 7, count_tokens=lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+    )
     assert [(r.prompt, r.response, r.annotated) for r in rows] == [
         (e.prompt, e.response, e.annotated) for e in examples
     ]

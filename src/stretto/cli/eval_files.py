@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stretto.cli import data_options
 from stretto.cli import eval_parts as parts
 
 if TYPE_CHECKING:
@@ -81,10 +82,7 @@ def eval_examples(
     form: Annotated[
         str, typer.Option("--as", help="annotated: rows to train on; questions: with answers.")
     ] = "annotated",
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Counts a part's tokens; by default words are."),
-    ] = None,
+    tokenizer: data_options.Tokenizer = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the problems.")] = 0,
     as_json: parts.AsJson = False,
 ) -> None:
@@ -93,7 +91,7 @@ def eval_examples(
     from stretto.cli.output import check_writable, write_file
     from stretto.data.store import line_of
     from stretto.errors import UnknownName
-    from stretto.eval.multipart import SPLITS, multipart_rows
+    from stretto.eval.multipart import SPLITS, multipart_questions, multipart_rows
 
     check(num=num)
     if form not in FORMS:
@@ -101,17 +99,17 @@ def eval_examples(
     if split not in SPLITS:
         raise UnknownName("split", split, list(SPLITS))
     check_writable(out, "--out")
-    count_tokens = None if tokenizer is None else _counter(tokenizer)
-    rows = multipart_rows(
-        seed, num, split=split, count_tokens=count_tokens, annotated=form == "annotated"
-    )
+    if form == "annotated":
+        rows = multipart_rows(seed, num, split=split, count_tokens=_counter(tokenizer))
+    else:
+        rows = multipart_questions(seed, num, split=split)
     write_file(out, b"".join(line_of(row) for row in rows))
     result = {"file": str(out), "examples": len(rows), "split": split}
     show(result if as_json else None, f"{out}: {len(rows)} examples of split {split}")
 
 
-def _counter(path: str) -> Callable[[str], int]:
-    from stretto.tokens.load import load_vocabulary
+def _counter(tokenizer: str | None) -> Callable[[str], int]:
+    """Counts tokens as the model named does; the embedded one's unless one is named."""
+    from stretto.data.check import load_checker
 
-    vocabulary = load_vocabulary(path, {})
-    return lambda text: len(vocabulary.encode(text))
+    return load_checker(tokenizer).count

@@ -50,7 +50,7 @@ CLOSINGS = (
 )
 SUM_MARK = "Add up:"
 
-_TOKENS = re.compile(r"\d|[^\W\d]+|[^\w\s]")
+_TOKENS = re.compile(r"\s(?=\d)|\d|[^\W\d]+|[^\w\s]|\n")
 _PART = re.compile(r"^\((\d+)\)", re.MULTILINE)
 _RESULT = re.compile(r"result is (-?\d+)", re.IGNORECASE)
 _TOTAL = re.compile(r"total(?: of all (?:the )?results)? is:?\s*\**(-?\d+)", re.IGNORECASE)
@@ -86,8 +86,8 @@ class Problem:
     def annotated(self, count_tokens: Callable[[str], int] | None = None) -> str:
         """The right answer with a promise for every part, and a sync before the sum.
 
-        `count_tokens` gives the length of a part in the model's tokens; without it, words, digits
-        and marks are counted. A promise's number is that length, rounded up to a multiple of 10.
+        `count_tokens` gives the length of a part in the model's tokens; without it they are guessed
+        (`num_words`). A promise's number is that length, rounded up to a multiple of 10.
         """
         count = count_tokens if count_tokens is not None else num_words
         chunks = []
@@ -129,27 +129,26 @@ def multipart_examples(
 
 
 def multipart_rows(
-    seed: int,
-    n: int,
-    *,
-    split: str = "train",
-    annotated: bool = True,
-    count_tokens: Callable[[str], int] | None = None,
+    seed: int, n: int, *, split: str = "train", count_tokens: Callable[[str], int] | None = None
 ) -> list[dict[str, Any]]:
-    """The same as lines of a file: `Annotated` rows to train on, else `prompt` and `answer`, the
-    latter with the expected number after `####`."""
-    found = problems(seed, n, split)
-    if not annotated:
-        return [{"prompt": p.prompt, "answer": f"{p.response}\n#### {p.total}"} for p in found]
+    """`multipart_examples` as lines of a file: `Annotated` rows to train on."""
     return [
         Annotated(
-            prompt_id=prompt_id(problem.prompt),
-            prompt=problem.prompt,
-            response=problem.response,
-            annotated=problem.annotated(count_tokens),
+            prompt_id=prompt_id(example.prompt),
+            prompt=example.prompt,
+            response=example.response,
+            annotated=example.annotated,
             annotator=f"multipart-{VERSION}",
         ).model_dump(exclude_none=True)
-        for problem in found
+        for example in multipart_examples(seed, n, split=split, count_tokens=count_tokens)
+    ]
+
+
+def multipart_questions(seed: int, n: int, *, split: str = "train") -> list[dict[str, Any]]:
+    """The same problems as `prompt` and `answer`, the expected number after `####`."""
+    return [
+        {"prompt": problem.prompt, "answer": f"{problem.response}\n#### {problem.total}"}
+        for problem in problems(seed, n, split)
     ]
 
 
@@ -175,7 +174,7 @@ def problems(seed: int, n: int, split: str) -> list[Problem]:
 
 
 def num_words(text: str) -> int:
-    """Words, digits and marks of a text: about its tokens."""
+    """Words, digits, spaces before digits, and marks: what many tokenizers count in such a text."""
     return len(_TOKENS.findall(text))
 
 
