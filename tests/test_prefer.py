@@ -288,6 +288,7 @@ def test_training_widens_the_gap_towards_the_margin(model: Any, tmp_path: Path) 
     assert 0.5 * margin < gap < 1.5 * margin
     assert found.drift is not None
     assert found.drift < 1e-3
+    assert found.drifted == 0
     assert found.to_json()["trained_pairs"] == len(made)
 
 
@@ -326,6 +327,15 @@ def test_references_of_several_processes_are_read_together(model: Any, tmp_path:
     kept = (other / "reference.jsonl").read_bytes().splitlines(keepends=True)
     assert len(kept) == 4
     assert json.loads(kept[3])["id"] == json.loads(lines[-1])["id"]
+
+
+def test_answers_of_another_model_are_noticed(model: Any, tmp_path: Path) -> None:
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.7)  # what a higher temperature would have sampled
+    found = train(model, tmp_path, num_steps=1)
+    assert found.drifted > len(examples()) / 2
+    assert found.drift is not None
+    assert found.drift > 3
 
 
 def test_a_folder_of_another_run_is_refused(model: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from stretto.cli import data_options, eval_parts, options
 from stretto.cli import train_score as parts
 from stretto.models.embedded import DEFAULT_MODEL
 
-LR = {"full": 5e-7, "lora": 5e-5}
+LR = {"full": 5e-7, "lora": 2e-4}
 """Full training: PASTA's. A LoRA's matrices begin near 0 and take more."""
 
 
@@ -61,7 +61,7 @@ def prefer(
         float | None, typer.Option(metavar="X", help="Log-ratio gap aimed at; else (n-1)H(n-1).")
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(metavar="X", help="Learning rate; 5e-5, and 5e-7 if full.")
+        float | None, typer.Option(metavar="X", help="Learning rate; 2e-4, and 5e-7 if full.")
     ] = None,
     epochs: Annotated[float, typer.Option(metavar="X", help="Passes over the pairs.")] = 1.0,
     batch: Annotated[int, typer.Option(metavar="N", help="Pairs a step.")] = 8,

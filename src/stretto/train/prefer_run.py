@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
 
 UNUSABLE = "unusable.jsonl"
 REFERENCES = "reference*.jsonl"
-DRIFT = 1.0
-"""Nats: an answer whose log-prob differs more from the sampler's was not sampled by this model."""
+DRIFT = 0.3
+"""Nats, times the root of an answer's tokens: rounding in bfloat16 adds up to less; an answer whose
+log-prob differs more from the sampler's was hardly sampled by this model."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class PreferSettings:
 @dataclass(frozen=True)
 class Trained:
     """How it went. `drift`: of the answers that had the sampler's log-probs, the largest
-    difference in nats; `drifted` is how many differ by more than `DRIFT`."""
+    difference in nats; `drifted` is how many differ by more than `DRIFT` allows."""
 
     finished: Finished
     num_pairs: int
@@ -135,13 +137,13 @@ def train_on_pairs(
     recorded = {a.key: v for a in answers if (v := recorded_logprob(a)) is not None}
     reference = _reference(learner, made, folder, settings, recorded=recorded, hooks=hooks)
     finished = _loop(learner, made, reference, folder, settings, hooks=hooks).run()
-    drifts = [abs(row.drift) for row in reference.values() if row.drift is not None]
+    drifts = [(abs(r.drift), r.num_targets) for r in reference.values() if r.drift is not None]
     return Trained(
         finished=finished,
         num_pairs=len(made),
         unusable=reasons,
-        drift=max(drifts, default=None),
-        drifted=sum(d > DRIFT for d in drifts),
+        drift=max((drift for drift, _ in drifts), default=None),
+        drifted=sum(drift > DRIFT * math.sqrt(tokens) for drift, tokens in drifts),
     )
 
 
