@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from forking import forking_lm
+from test_judges_llm import Server, shown, verdict
 
 from stretto import LM, SamplingParams
 from stretto.cli import main
@@ -281,6 +282,42 @@ def test_prompts_without_a_baseline_are_counted_and_the_exit_says_so(
     )  # fmt: skip
     assert code == 3
     assert (json.loads(out)["no_baseline"], json.loads(out)["scored"]) == (2, 8)
+
+
+def test_an_endpoint_judges_and_is_paid_once(
+    given: Path, whole: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    """It dies in between; the second run asks for what is missing and no more."""
+    asked: list[tuple[str, str]] = []
+
+    def respond(request: dict[str, Any], number: int) -> tuple[int, Any, dict[str, str]]:
+        if number >= 20:
+            return 401, {"error": {"message": "no more"}}, {}
+        asked.append(shown(request))
+        return verdict("A", 0.5)
+
+    arguments = ["train", "score", "--model", str(given / "model"), "--judge", "llm:judge"]
+    arguments += ["--baseline", str(given / "base.jsonl"), "--out", str(tmp_path / "scored.jsonl")]
+    arguments += ["--answers", str(whole / "round-1" / "answers.jsonl"), "--json"]
+    server = Server(respond)
+    try:
+        code, _, err = run(*arguments, "--judge-url", server.url, "--concurrency", "1")
+    finally:
+        server.close()
+    assert code == 2
+    assert "refused with status 401" in err
+    server = Server(lambda request, _: (asked.append(shown(request)), verdict("A", 0.5))[1])
+    try:
+        code, out, _ = run(*arguments, "--judge-url", server.url)
+    finally:
+        server.close()
+    assert code == 0
+    assert json.loads(out)["judged"] + json.loads(out)["judged_before"] == 16
+    assert len(asked) == len(set(asked))
+    rows = read_rows(tmp_path / "scored.jsonl", Scored)
+    assert {row.quality for row in rows} == {1.0}  # a judge who prefers a place
+    assert rows[0].judge is not None
+    assert rows[0].judge.startswith("llm:judge;")
 
 
 # -- refusals --------------------------------------------------------------------------------------
