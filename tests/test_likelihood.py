@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,13 @@ from test_units import markdown
 from tiny_lms import tiny_tokenizer
 
 from stretto.data.annotators import Annotation, Refusal, get_annotator
-from stretto.data.likelihood import LikelihoodAnnotator, likelihood_annotator
+from stretto.data.likelihood import DEFAULT_MAX_LOSS, LikelihoodAnnotator, likelihood_annotator
 from stretto.data.likelihood_loss import best_topic, is_code, loss_of
 from stretto.data.likelihood_plan import Move, Rules
 from stretto.data.likelihood_scorer import LogProbs, ModelScorer
 from stretto.data.likelihood_views import Sheet, first_views, pair_views, plan_views, prepare
 from stretto.data.markup import chunks_of, stripped
+from stretto.data.units import cut_units
 from stretto.dialects import get_dialect
 from stretto.dialects.pasta import PastaSettings
 from stretto.dialects.tags import TAG_FORMS
@@ -313,13 +316,48 @@ def test_a_model_annotates_from_end_to_end_and_the_same_each_time() -> None:
     assert tool.annotate("Why?", RESPONSE) == found
 
 
+# -- the threshold ---------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_default_threshold_and_the_table_in_the_docs_are_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report = json.loads((ROOT / "benchmarks/results/likelihood/threshold.json").read_text())
+    assert report["chosen_max_loss"] == DEFAULT_MAX_LOSS
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "pasta"))
+    from choose_thresholds import table_of
+
+    docs = (ROOT / "docs" / "likelihood.md").read_text()
+    assert "\n".join(table_of(report)) in docs
+
+
+def test_known_dependence_is_the_same_each_time_and_shares_nothing_between_splits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "pasta"))
+    from known_dependence import response_of, synthetic
+
+    made = {
+        split: [response_of(*known) for known in synthetic(split, 5)]
+        for split in ("validation", "test")
+    }
+    assert made["test"] == [response_of(*known) for known in synthetic("test", 5)]
+    assert not {text for text, _ in made["validation"]} & {text for text, _ in made["test"]}
+    for text, ends in made["test"]:
+        parts = cut_units(text)
+        for at, _ in ends:
+            assert sum(u.start <= at < u.end for u in parts) == 1
+
+
 # -- asking for it ---------------------------------------------------------------------------------
 
 
 def test_bad_settings_and_models_are_refused_in_words() -> None:
     with pytest.raises(InvalidInput, match="max_loss is -1"):
         likelihood_annotator(max_loss=-1)
-    with pytest.raises(InvalidInput, match="unit is 0"):
+    with pytest.raises(InvalidInput, match="unit"):
         likelihood_annotator(unit=0)
     with pytest.raises(ModelUnavailable, match="no model at"):
         get_annotator("likelihood", {"model_name": "/no/such/folder"})

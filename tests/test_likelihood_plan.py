@@ -82,7 +82,13 @@ def test_nothing_to_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"max_loss": -1.0}, {"max_loss": float("nan")}, {"max_loss": 0.1, "min_tokens": 0}]
+    "bad",
+    [
+        {"max_loss": -1.0},
+        {"max_loss": "much"},
+        {"max_loss": float("nan")},
+        {"max_loss": 0.1, "min_tokens": 0},
+    ],
 )
 def test_bad_rules_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(InvalidInput):

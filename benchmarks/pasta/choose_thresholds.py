@@ -31,6 +31,12 @@ Row = dict[str, Any]
 MISSED_WEIGHT = 2
 """A dependence that is missed counts so many times a promise that is not made: the one is a wrong
 answer, the other a slower one."""
+SHOWN = {
+    "loss": "excess",
+    "mean gain": "mean",
+    "largest gain": "largest",
+    "form alone": "structure",
+}
 STRUCTURE = {"paragraph": 2.0, "sentences": 2.0, "item": 0.0}
 
 
@@ -205,7 +211,21 @@ def main() -> None:
     (args.out / "threshold.json").write_text(
         json.dumps({**report, "table": table}, indent=1) + "\n"
     )
-    print(json.dumps(report, indent=1))
+    print("\n".join(table_of(report)))
+
+
+def table_of(report: Row) -> list[str]:
+    """The lines of the table in docs/likelihood.md."""
+
+    def cell(values: Sequence[float]) -> str:
+        return f"{values[0]:.2f} [{values[1]:.2f}, {values[2]:.2f}]"
+
+    lines = ["| AUC | " + " | ".join(SHOWN) + " |", "|---" * (len(SHOWN) + 1) + "|"]
+    for what in ("parts", "responses"):
+        for split, found in report[f"auc_{what}"].items():
+            cells = [cell(found[score]) for score in SHOWN.values()]
+            lines.append(f"| {what}, {split} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def scores_named(rows: Sequence[Row]) -> list[str]:

@@ -24,12 +24,13 @@ from stretto.data.likelihood_views import (
 from stretto.data.markup import UNIT, holds_tags, promised, write_chunk
 from stretto.dialects.pasta_masks import MAX_TOPIC_TOKENS
 from stretto.errors import InvalidInput
+from stretto.params import check_int
 
 if TYPE_CHECKING:
     from stretto.data.likelihood_loss import Loss
     from stretto.data.likelihood_scorer import Scorer
 
-DEFAULT_MAX_LOSS = 0.08
+DEFAULT_MAX_LOSS = 0.075
 """Chosen by benchmarks/pasta/choose_thresholds.py on its validation split."""
 PROMISE_TAGS = 3
 """Control tokens of a promise beside its topic and its number."""
@@ -335,8 +336,7 @@ def likelihood_annotator(
     Raises `InvalidInput` and its kinds for settings or models that cannot work.
     """
     rules = Rules(max_loss, min_tokens)
-    if unit < 1:
-        raise InvalidInput(f"unit is {unit}; it must be at least 1")
+    check_int("unit", unit, 1)
     from stretto.data.likelihood_scorer import ModelScorer
 
     scorer = ModelScorer.load(model_name, dtype=dtype, device=device, offline=offline)

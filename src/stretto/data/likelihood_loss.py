@@ -80,7 +80,7 @@ _STOPS = (".", "!", "?", ":", ";", ",", "**", "__", "-", "–", "—")
 _CONNECTIVES = (
     "additionally also another consider finally first firstly for furthermore however in it's "
     "lastly likewise moreover next now once one other overall second secondly similarly some then "
-    "that's think third thirdly those thus unlike while"
+    "that's think third thirdly those thus unlike while often being even just more most many"
 )
 _EMPTY_WORDS = frozenset(_CONNECTIVES.split())
 _CODE = re.compile(r"[(){}\[\]<>;=|\\$]")

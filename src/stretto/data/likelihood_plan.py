@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from stretto.errors import InvalidInput
+from stretto.params import check_int
 
 Place = Literal["main", "start", "continue"]
 """Where a unit is written: on main, in a new promised chunk, or on in the chunk of the unit
@@ -59,11 +60,11 @@ class Rules:
     max_promises: int = 64
 
     def __post_init__(self) -> None:
-        if not self.max_loss >= 0:
-            raise InvalidInput(f"max_loss is {self.max_loss}; it must be 0 or more")
+        value = self.max_loss
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise InvalidInput(f"max_loss is {value!r}; it must be a number, 0 or more")
         for name in ("min_tokens", "max_promises"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name} is {getattr(self, name)}; it must be at least 1")
+            check_int(name, getattr(self, name), 1)
 
 
 @dataclass(frozen=True)

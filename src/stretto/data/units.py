@@ -275,7 +275,7 @@ _WEAK_WORDS = (
     "this to was we were when where which while who will with would you your also because"
 )
 _WEAK = frozenset(_WEAK_WORDS.split())
-_EDGE = " \t*_`#\"'“”‘’:;,.!?-–—()[]{}"
+_EDGE = " \t*_`#\"'“”‘’:;,.!?-–—"
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,11 +331,18 @@ def _first_words(response: str, start: int, stop: int) -> Topic:
 
 def is_weak_word(word: str) -> bool:
     """Whether a word says nothing by itself, so that no topic should begin or end with it."""
-    bare = word.strip(_EDGE).lower()
+    bare = word.strip(_EDGE + "()[]{}").lower()
     return not bare or bare in _WEAK
 
 
 def clean_topic(text: str) -> str:
-    """Text as an attribute: markup, quotes and line breaks out, no mark at either end."""
+    """Text as an attribute: markup, quotes and line breaks out, no mark at either end, brackets
+    closed or left out."""
     text = re.sub(r"[\"`\r\n\v\f\x1c-\x1e\x85\u2028\u2029]|\*\*|__", " ", text)
-    return " ".join(text.split()).strip(_EDGE + " ")
+    text = " ".join(text.split()).strip(_EDGE + " ")
+    for opening, closing in ("()", "[]", "{}"):
+        if text.count(opening) != text.count(closing):
+            text = " ".join(text.replace(opening, " ").replace(closing, " ").split())
+        elif text.startswith(opening) and text.endswith(closing):
+            text = text[1:-1]
+    return text.strip(_EDGE + " ")
