@@ -15,7 +15,7 @@ from pydantic import Field
 
 from stretto.data.rows import Row
 from stretto.errors import InvalidInput
-from stretto.train.scores import UNUSABLE, Speed, parse_lambda, score, show_lambda
+from stretto.train.scores import UNUSABLE, Speed, score, show_lambda
 
 Skip = Literal["tie", "one-candidate", "no-sound-best", "best-is-worst"]
 SKIPS: tuple[Skip, ...] = ("tie", "one-candidate", "no-sound-best", "best-is-worst")
@@ -179,7 +179,3 @@ def _averages(rows: Sequence[Scored]) -> dict[str, float | None]:
         "redundant": sum(r.redundant for r in rows) / count if count else None,
         "steps": sum(r.steps for r in rows) / count if count else None,
     }
-
-
-def lambda_of(pair: Pair) -> float:
-    return parse_lambda(pair.lam)
