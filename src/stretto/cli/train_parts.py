@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -66,7 +67,9 @@ def run_sft(config: SftConfig, *, as_json: bool, quiet: bool) -> None:
 
     with interruptible() as pressed:
         summary = train_sft(config, report=progress(quiet), should_stop=pressed)
-    if as_json:
+    if int(os.environ.get("RANK", "0")):
+        pass  # of several processes the first one speaks
+    elif as_json:
         write_json(summary)
     else:
         for name in ("train", "valid"):

@@ -58,7 +58,7 @@ def with_lora(model: Any, lora: Lora, rows: Iterable[int], seed: int) -> Any:
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
-        lora_alpha=2 * lora.rank if lora.alpha is None else lora.alpha,  # type: ignore[arg-type]
+        lora_alpha=2 * lora.rank if lora.alpha is None else lora.alpha,
         target_modules=lora.layers,
         lora_dropout=lora.dropout,
         bias="none",
