@@ -17,11 +17,16 @@ from stretto.data.store import line_of
 from stretto.files import write_atomically
 
 
+LEAST = 8
+"""Plain rows that are always kept: a miniature may have no annotated one."""
+
+
 def mixed(rows: list[Annotated], share: float) -> list[Annotated]:
     """The annotated rows and, by order of their hashes, `share` times as many of the others."""
     marked = [row for row in rows if row.annotated != row.response]
     plain = sorted((row for row in rows if row.annotated == row.response), key=lambda r: r.key)
-    return sorted([*marked, *plain[: round(share * len(marked))]], key=lambda r: r.key)
+    num_plain = max(LEAST, round(share * len(marked)))
+    return sorted([*marked, *plain[:num_plain]], key=lambda r: r.key)
 
 
 def main() -> int:

@@ -87,7 +87,8 @@ def run(stage: Stage, folders: Folders) -> None:
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": describe_machine(),
     }
-    folders.keep(stage, facts)
+    if stage.keeps:
+        folders.keep(stage, facts)
 
 
 def _runnable(command: tuple[str, ...]) -> list[str]:

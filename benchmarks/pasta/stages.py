@@ -29,7 +29,7 @@ class Sizes:
 
 NORMAL = Sizes(2000, 2, 8, 160, 1, ("1", "4", "inf"), 2, 100, 500)
 FULL = Sizes(2900, 2, 10, 600, 1, ("0", "1", "2", "4", "8", "inf"), 3, 400, 1500, minutes=4)
-QUICK = Sizes(24, 1, 2, 6, 1, ("4",), 1, 4, 8, max_tokens=96, minutes=0.01)
+QUICK = Sizes(40, 1, 2, 6, 1, ("4",), 1, 3, 8, max_tokens=224, minutes=0.01)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _prefer(name: str, model: str, samples: str, weight: str, sizes: Sizes) -> S
         "--judge", "likelihood:sft-baseline/model",
         "--lambda", weight, "--epochs", str(sizes.prefer_epochs), "--out", name,
     )  # fmt: skip
-    kept = ("round-1/model", "round-1/pairs.jsonl", "round-1/metrics.jsonl")
+    kept = ("round-1/model", "round-1/pairs.jsonl", "round-1/training/metrics.jsonl")
     return Stage(name, _minutes(sizes, 10), (command,), kept)
 
 
