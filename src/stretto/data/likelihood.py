@@ -55,6 +55,7 @@ class _Work:
     pair: list[Loss] = field(default_factory=list)
     planned: dict[int, Loss] = field(default_factory=dict)
     plan: Plan = NO_PLAN
+    is_measured: bool = False
     is_settled: bool = False
     num_revisions: int = 0
 
@@ -122,7 +123,7 @@ class LikelihoodAnnotator:
 
     def _annotate(self, pairs: Sequence[tuple[str, str]]) -> list[Annotation | Refusal]:
         begun = [self._begin(prompt, response) for prompt, response in pairs]
-        works = [work for work in begun if isinstance(work, _Work)]
+        works = [work for work in begun if isinstance(work, _Work) and self._may_gain(work)]
         self._measure(works)
         self._decide(works)
         return [self._finish(work) if isinstance(work, _Work) else work for work in begun]
@@ -146,6 +147,19 @@ class LikelihoodAnnotator:
             )  # fmt: skip
         return _Work(response, prepared)
 
+    def _may_gain(self, work: _Work) -> bool:
+        """Whether any plan would promise anything if no unit lost anything; else there is nothing
+        to be measured, and the response stays as it is."""
+        from stretto.data.likelihood_loss import NOTHING, is_code
+
+        work.topics = [
+            "" if is_code(work.response[p.unit.start : p.unit.end]) else p.topic.text
+            for p in work.prepared.parts
+        ]
+        work.blind = work.pair = [NOTHING] * work.size
+        work.plan = self._plan(work)
+        return work.plan.num_promises > 0
+
     def _measure(self, works: Sequence[_Work]) -> None:
         """Two passes: all views of which each unit's loss is made; then, for units that lose too
         much, how much of it the unit right before makes good."""
@@ -155,9 +169,9 @@ class LikelihoodAnnotator:
         for work, view, found in zip(works, views, read, strict=True):
             work.full = [None if number is None else found[number] for number in view.full]
             alone = [None if number is None else found[number] for number in view.blind]
-            for index, logprobs in enumerate(alone):
-                work.topics.append(self._topic(work, index, logprobs))
-                work.blind.append(work.loss(index, logprobs))
+            work.topics = [self._topic(work, index, read) for index, read in enumerate(alone)]
+            work.blind = [work.loss(index, read) for index, read in enumerate(alone)]
+            work.is_measured = True
             wanted = [i for i, loss in enumerate(work.blind) if loss.rate > self.rules.max_loss]
             pairs.append(pair_views(work.prepared, wanted))
         again = self._score([sheet for sheet, _ in pairs])
@@ -203,15 +217,16 @@ class LikelihoodAnnotator:
         return [next(answers) if sheet.readings else [] for sheet in sheets]
 
     def _topic(self, work: _Work, index: int, alone: Any) -> str:
-        from stretto.data.likelihood_loss import best_topic, is_code, sound_topic
+        from stretto.data.likelihood_loss import best_topic, is_code, is_name, sound_topic
 
         part = work.prepared.parts[index]
-        if part.topic.is_name or part.unit.is_lead:
-            return part.topic.text
+        text = part.topic.text
+        if part.unit.is_lead or (part.topic.is_name and is_name(text)):
+            return text
         if is_code(work.response[part.unit.start : part.unit.end]):
             return ""
         if alone is None:
-            return sound_topic(part.topic.text)
+            return sound_topic(text)
         return best_topic(work.response, part, alone, self._count)
 
     def _count(self, text: str) -> int:
@@ -224,7 +239,7 @@ class LikelihoodAnnotator:
 
     def _costs(self, work: _Work, index: int) -> Costs:
         part = work.prepared.parts[index]
-        topic = self._count(work.topics[index])
+        topic = self._count(work.topics[index]) if work.is_measured else 1
         # An opening stays on main: all others were measured with it in view.
         pinned = index == 0 and part.is_main and part.unit.kind != "heading"
         can = bool(work.topics[index]) and not pinned
@@ -291,6 +306,7 @@ class LikelihoodAnnotator:
             )
         return {
             "model": self.scorer.name,
+            "measured": work.is_measured,
             "max_loss": self.rules.max_loss,
             "min_tokens": self.rules.min_tokens,
             "steps": chosen.steps,

@@ -23,7 +23,8 @@ LEAST_TOKENS = 20
 
 REPEAT_TOKENS = 5
 """A run of so many tokens that an elder sibling has just so is wording that the two share: a blind
-child would have said it in words of its own. Numbers in it count all the same."""
+child would have said it in words of its own. Numbers and symbols in it count all the same: an
+expression that is carried over is needed."""
 
 TOPIC_NATS = 1.0
 """A word of a topic is worth each token that main draws for it if the child, left alone, would
@@ -65,14 +66,14 @@ def loss_of(part: Part, elders: Sequence[Part], full: LogProbs, blind: LogProbs)
 
 
 def _repeats(part: Part, elders: Sequence[Part]) -> NDArray[np.bool_]:
-    """Which tokens without a digit are in a run of `REPEAT_TOKENS` that is in one of the elders."""
+    """Which tokens are words in a run of `REPEAT_TOKENS` that is in one of the elders."""
     size, ids = REPEAT_TOKENS, part.ids
     known = {tuple(e.ids[i : i + size]) for e in elders for i in range(len(e.ids) - size + 1)}
     found = np.zeros(len(ids), dtype=np.bool_)
     for start in range(len(ids) - size + 1):
         if tuple(ids[start : start + size]) in known:
             found[start : start + size] = True
-    return found & ~np.array(part.digits, dtype=np.bool_)
+    return found & np.array(part.wording, dtype=np.bool_)
 
 
 _WORD = re.compile(r"\S+")
@@ -122,6 +123,11 @@ def is_code(text: str) -> bool:
     promised by itself: its first words are no topic that a reader would give it."""
     lines = [line for line in text.splitlines() if line.strip()]
     return 2 * sum(bool(_CODE_LINE.search(line)) for line in lines) >= len(lines) > 0
+
+
+def is_name(text: str) -> bool:
+    """Whether what a text sets off can stand for it: more than a letter."""
+    return re.search(r"\w{2}", text) is not None
 
 
 def sound_topic(text: str) -> str:

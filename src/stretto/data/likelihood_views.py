@@ -16,6 +16,7 @@ alone does.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -24,6 +25,7 @@ from stretto.data.units import Topic, Unit, cut_units, topic_of
 from stretto.dialects.base import Vocabulary
 from stretto.trace import IdSet, Origin, Segment, Thread, Trace
 
+_WORDING = re.compile(r"\s*(?:[^\W\d_]{2}[^\W\d_'’-]*|[.,;:'’!?-])[.,;:!?]?\Z")
 ELLIPSIS = " ..."
 """Stands for hidden text in the outline, so that the model reads an outline and not an end."""
 
@@ -39,7 +41,7 @@ class Part:
     ids: list[int]
     num_marker: int
     num_named: int
-    digits: tuple[bool, ...]
+    wording: tuple[bool, ...]
     outline: list[int]
     is_main: bool
 
@@ -76,12 +78,12 @@ def prepare(
         marker = len(vocabulary.encode(response[unit.start : unit.body]))
         named = len(vocabulary.encode(response[unit.start : topic.end]))
         is_main = unit.is_lead or (index == 0 and unit.kind in ("paragraph", "sentences"))
-        digits = tuple(any(c.isdigit() for c in vocabulary.decode([token])) for token in ids)
+        wording = tuple(bool(_WORDING.match(vocabulary.decode([token]))) for token in ids)
         outline = ids
         if not is_main and topic.text and len(ids) - named >= min_hidden:
             outline = vocabulary.encode(response[unit.start : topic.end] + ELLIPSIS)
         parts.append(
-            Part(unit, topic, ids, marker, named, digits, outline, is_main or not topic.text)
+            Part(unit, topic, ids, marker, named, wording, outline, is_main or not topic.text)
         )
     return Prepared(list(prompt_ids), parts)
 

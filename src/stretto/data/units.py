@@ -267,7 +267,9 @@ NAME_WORDS = 8
 LONGEST_TOPIC = 60
 LONGEST_WORD = 24
 """Of a topic and of a word of it, in characters."""
-_LEAD_IN = re.compile(r"""([^\n:]{1,80}?)(\*\*|__)?(:|\s[-–—]\s|\.(?=\s)|\*\*|__)(\*\*|__)?""")
+_LEAD_IN = re.compile(
+    r"""([^\n:]{1,80}?)(\*\*|__)?(:|\s[-–—]\s|(?<!vs)(?<!Dr)(?<!Mr)(?<!St)\.(?=\s)|\*\*|__)(\*\*|__)?"""
+)
 _WORD = re.compile(r"\S+")
 _WEAK_WORDS = (
     "a an and are as at be been but by can could for from has have he her his i if in into is it "
