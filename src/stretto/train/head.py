@@ -22,7 +22,7 @@ CHUNK = 256
 """Rows of one matrix product."""
 
 SLICE = 16
-"""Rows whose float32 logits are in the processor's cache at once."""
+"""Rows whose float32 logits are in a CPU's cache at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +113,9 @@ class _LogProbs(torch.autograd.Function):
             logits = functional.linear(part, weight)
             if len(new_ids):
                 logits[:, new_ids] = functional.linear(part, new_rows)
-            for first in range(0, len(part), SLICE):
-                rows = slice(first, min(first + SLICE, len(part)))
+            step = SLICE if part.device.type == "cpu" else CHUNK
+            for first in range(0, len(part), step):
+                rows = slice(first, min(first + step, len(part)))
                 at = slice(start + rows.start, start + rows.stop)
                 scores = mask(logits[rows].float(), at.start)
                 total = scores.logsumexp(-1)

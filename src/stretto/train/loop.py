@@ -99,7 +99,12 @@ class Loop:
 
     def run(self) -> Finished:
         """Trains to the end, or until told to stop. Raises `StrettoError` if the loss is no number
-        any more, and `InvalidInput` for a folder that another run has left."""
+        any more, and `InvalidInput` for a folder that another run has left. Torch's own random
+        state is as it was afterwards."""
+        with torch.random.fork_rng():
+            return self._run()
+
+    def _run(self) -> Finished:
         start, num_steps = self._resume(), self._steps.num_steps
         metrics: Mapping[str, float] = {}
         valid = self._validate(0) if start == 0 else None
