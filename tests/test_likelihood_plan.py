@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.data.likelihood_plan import Costs, Move, Plan, Rules, plan
+from stretto.data.likelihood_write import Writer
 from stretto.errors import InvalidInput
 
 RULES = Rules(max_loss=0.1, min_tokens=20)
@@ -176,3 +177,17 @@ def test_no_allowed_plan_is_better(costs: list[Costs]) -> None:
     else:
         assert price(costs, found.moves, RULES) == best
         assert max(found.losses) <= RULES.max_loss
+
+
+# -- topics of chunks ------------------------------------------------------------------------------
+
+
+def test_a_chunk_is_named_after_its_units_as_far_as_that_is_short() -> None:
+    writer = Writer(lambda text: len(text) // 4, 10)
+    assert writer.topic(["Iron", "", "Gold"], is_section=False) == "Iron, Gold"
+    assert writer.topic(["Iron", "Gold"], is_section=True) == "Iron"
+    many = [f"metal number {i}" for i in range(5)]
+    assert writer.topic(many, is_section=False) == "metal number 0 to metal number 4"
+    long = "exceedingly long words everywhere " * 4
+    assert writer.topic([long.strip()], is_section=False) == long[: len(long) // 2 - 1]
+    assert writer.count(writer.topic(["x" * 300], is_section=False)) == 16

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stretto.data.annotators import Annotation, Refusal
-from stretto.data.likelihood_plan import Costs, Move, Plan, Rules, plan, sequential
+from stretto.data.likelihood_plan import Costs, Plan, Rules, plan, sequential
 from stretto.data.likelihood_views import (
     ELLIPSIS,
     Prepared,
@@ -21,7 +21,8 @@ from stretto.data.likelihood_views import (
     plan_views,
     prepare,
 )
-from stretto.data.markup import UNIT, holds_tags, promised, write_chunk
+from stretto.data.likelihood_write import Writer
+from stretto.data.markup import UNIT, holds_tags, promised
 from stretto.dialects.pasta_masks import MAX_TOPIC_TOKENS
 from stretto.errors import InvalidInput
 from stretto.params import check_int
@@ -235,7 +236,9 @@ class LikelihoodAnnotator:
     # -- deciding and writing ------------------------------------------------------------------
 
     def _finish(self, work: _Work) -> Annotation | Refusal:
-        return Annotation(self._write(work, work.plan.moves), self._details(work, work.plan))
+        writer = Writer(self._count, self.unit)
+        text = writer.text(work.response, work.prepared.parts, work.topics, work.plan.moves)
+        return Annotation(text, self._details(work, work.plan))
 
     def _costs(self, work: _Work, index: int) -> Costs:
         part = work.prepared.parts[index]
@@ -253,36 +256,6 @@ class LikelihoodAnnotator:
             scope_end=part.unit.scope_end,
             is_sibling=part.unit.kind == before == "item",
         )
-
-    def _write(self, work: _Work, moves: Sequence[Move]) -> str:
-        pieces: list[str] = []
-        for members, move in _groups(moves):
-            units = [work.prepared.parts[i].unit for i in members]
-            text = work.response[units[0].start : units[-1].end]
-            if move.sync:
-                pieces.append("<sync/>")
-            if move.place == "start":
-                topic = self._topic_of_chunk([work.topics[i] for i in members], units[0].is_lead)
-                text = write_chunk(topic, promised(self._count(text), self.unit), text)
-            pieces.append(text)
-        return "".join(pieces)
-
-    def _topic_of_chunk(self, topics: Sequence[str], is_section: bool) -> str:
-        """A section's is its heading; neighbours are named together, as far as that is short."""
-        named = list(dict.fromkeys(topic for topic in topics if topic))
-        tries = [named[0]]
-        if not is_section and len(named) > 1:
-            tries = [", ".join(named), f"{named[0]} to {named[-1]}", named[0]]
-        for text in tries:
-            if len(text.split()) <= 8 and self._count(text) <= MAX_TOPIC_TOKENS:
-                return text
-        words = named[0].split()
-        while len(words) > 1 and self._count(" ".join(words)) > MAX_TOPIC_TOKENS:
-            words.pop()
-        text = " ".join(words)
-        while self._count(text) > MAX_TOPIC_TOKENS:
-            text = text[:-1]
-        return text
 
     def _details(self, work: _Work, chosen: Plan) -> dict[str, Any]:
         """What was measured and decided, unit by unit; nats rounded to a thousandth."""
@@ -316,18 +289,6 @@ class LikelihoodAnnotator:
             "promises": chosen.num_promises,
             "units": units,
         }
-
-
-def _groups(moves: Sequence[Move]) -> Iterator[tuple[list[int], Move]]:
-    """Units written in one piece, and the move of the first of them."""
-    members: list[int] = []
-    for index, move in enumerate(moves):
-        if members and move.place != "continue":
-            yield members, moves[members[0]]
-            members = []
-        members.append(index)
-    if members:
-        yield members, moves[members[0]]
 
 
 def _slices(pairs: Sequence[tuple[str, str]], size: int) -> Iterator[Sequence[tuple[str, str]]]:
