@@ -163,7 +163,7 @@ def test_new_rows_begin_as_the_mean_of_their_text_forms(tmp_path: Path) -> None:
         make_trainee(model, tokenizer, init="zero")
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore")
 def test_adapters_of_other_programs_load_without_our_files(
     saved: tuple[Path, Path, Trainee], tmp_path: Path
 ) -> None:
