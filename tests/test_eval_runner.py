@@ -16,7 +16,7 @@ from stretto.data.store import Store
 from stretto.errors import InvalidInput, StrettoError, UnknownName
 from stretto.eval import metrics
 from stretto.eval.answers import Contestant, Interrupted, answered
-from stretto.eval.restricted import without
+from stretto.eval.restricted import blind, without
 from stretto.eval.rows import Answered, EvalRow
 from stretto.eval.runner import Job, evaluate, measure
 from stretto.eval.task_instruct import INSTRUCT
@@ -310,12 +310,30 @@ def test_without_sync_main_goes_on_blind_after_its_promises(pasta: LM) -> None:
     assert (row.unjoined, row.text, row.well_formed) == (1, "abxyz", True)
 
 
+def test_without_joins_main_writes_its_sync_and_goes_on_blind(pasta: LM) -> None:
+    lm = blind(pasta)
+    whole, unread = (answer_with(m, ["abcdefghijklmnop", "q"]) for m in (pasta, lm))
+    assert unread.text == whole.text
+    assert unread.annotated == whole.annotated
+    assert (row_of(whole).unjoined, row_of(unread).unjoined) == (0, 2)
+    (main_whole, *_), (main_unread, *_) = whole.threads, unread.threads
+    assert main_unread.num_tokens == main_whole.num_tokens
+    assert main_unread.end_step == main_unread.num_tokens  # it never waited
+    assert main_whole.end_step > main_whole.num_tokens  # type: ignore[operator]
+    assert unread.trace.critical_path_steps == unread.usage.sequential_steps
+    assert row_of(unread).well_formed is True
+    assert pasta.scheduler.pool.num_free_pages == pasta.scheduler.pool.num_pages
+    assert row_of(answer_with(pasta, ["ab"])).unjoined == 0
+
+
 def test_what_cannot_be_banned_is_refused(pasta: LM) -> None:
     assert without(pasta, []) is pasta
     with pytest.raises(UnknownName, match="sync"):
         without(pasta, ["synk"])
     with pytest.raises(InvalidInput, match="no control tokens"):
         without(LM_PLAIN, ["sync"])
+    with pytest.raises(InvalidInput, match="forks no threads"):
+        blind(LM_PLAIN)
 
 
 def test_banning_what_must_come_fails_the_answer_by_name() -> None:

@@ -51,6 +51,9 @@ def eval_run(
     method: options.Method = "auto",
     baseline: Baseline = None,
     without: Without = None,
+    no_joins: Annotated[
+        bool, typer.Option("--no-joins", help="Syncs neither wait nor join: main goes on blind.")
+    ] = False,
     pairs: Annotated[int, typer.Option(help="Timed decodes a side and prompt; 0: none.")] = 1,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
@@ -87,7 +90,7 @@ def eval_run(
     found = load_prompts(chosen, source)
     prepare(out)
     loader = Loader(dtype, device, engine, threads)
-    names = Names(model, method, baseline, tuple(without or ()))
+    names = Names(model, method, baseline, tuple(without or ()), not no_joins)
     sides = _load(loader, names)
     from stretto.eval.runner import Job
 
@@ -136,6 +139,7 @@ class Names:
     method: str
     baseline: str | None
     without: tuple[str, ...]
+    joins: bool
 
     @property
     def baseline_model(self) -> str:
@@ -146,12 +150,13 @@ def _load(loader: Loader, names: Names) -> tuple[Contestant, Contestant | None]:
     """Both sides; one `LM` for both where they are one model."""
     from stretto.errors import InvalidInput
     from stretto.eval.answers import Contestant
-    from stretto.eval.restricted import without
+    from stretto.eval.restricted import blind, without
     from stretto.methods import check_method
 
     lm = loader.load(names.model)
     check_method(names.method, lm.card.dialect)
-    ours = Contestant(without(lm, names.without), names.method)
+    restricted = without(lm if names.joins else blind(lm), names.without)
+    ours = Contestant(restricted, names.method)
     if names.baseline == NO_BASELINE:
         return ours, None
     other = lm if names.baseline_model == names.model else loader.load(names.baseline_model)
@@ -187,7 +192,8 @@ def _config(job: Job, names: Names, source: Source, device: str) -> dict[str, An
     other = job.baseline
     return {
         "task": _task_config(job.task, job.prompts, source),
-        "ours": describe_side(lm, names.model, names.method, names.without),
+        "ours": describe_side(lm, names.model, names.method)
+        | {"without": list(names.without), "joins": names.joins},
         "baseline": other and describe_side(other.lm, names.baseline_model, other.method),
         "sampling": {
             "max_tokens": job.params.max_tokens,

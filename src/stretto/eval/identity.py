@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ ENDS_BYTES = 1 << 20
 differ everywhere."""
 
 
-def describe_side(lm: LM, name: str, method: str, without: Sequence[str] = ()) -> dict[str, Any]:
+def describe_side(lm: LM, name: str, method: str) -> dict[str, Any]:
     """A side of a run as JSON. `name`: as the model was asked for. `scored_by`: identities of the
     judges it was trained to please."""
     from stretto.methods import get_method
@@ -32,7 +31,6 @@ def describe_side(lm: LM, name: str, method: str, without: Sequence[str] = ()) -
         "fingerprint": None if folder is None else fingerprint(folder),
         "dialect": lm.card.dialect,
         "method": get_method(method, lm.card.dialect).name,
-        "without": list(without),
         "scored_by": [] if folder is None else judges_of(folder),
     }
 

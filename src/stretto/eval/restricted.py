@@ -1,37 +1,34 @@
-"""A model that may not draw some of its control tokens: what are they good for?
+"""A model that may not do all it has learnt: what is a control token, or a join, good for?
 
-The ablation without syncs is `without(lm, ["sync"])`: main never joins its threads, so it writes
-what comes after them blind.
+`blind(lm)` is the ablation without joins: main writes its syncs but neither waits for its threads
+nor reads them, so what it writes afterwards is written blind. `without(lm, ["sync"])` takes a token
+away: what a model does that would have drawn it is then for the model to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from stretto.dialects.base import Legal
+from stretto.effects import Join, Wait
 from stretto.errors import InvalidInput, UnknownName
 from stretto.lm import LM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from stretto.dialects.base import Issue, Session
     from stretto.effects import Move
     from stretto.params import SamplingParams
     from stretto.recorder import OpenThread, Recorder
 
 
-class RestrictedSession:
-    """A session as it is, but that `banned` ids are legal nowhere. See `base.Session`."""
+class WrappedSession:
+    """A session as it is; see `base.Session`."""
 
-    def __init__(self, session: Session, banned: frozenset[int], size: int) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._banned = sorted(banned)
-        self._size = size
-        self._known: dict[Legal | None, Legal] = {}
 
     @property
     def main_role(self) -> str:
@@ -57,10 +54,32 @@ class RestrictedSession:
     def annotated(self, recorder: Recorder) -> tuple[str, tuple[Issue, ...]] | None:
         return self._session.annotated(recorder)
 
+    def legal(self, recorder: Recorder, thread: OpenThread) -> Legal | None:
+        return self._session.legal(recorder, thread)
+
+
+class BlindSession(WrappedSession):
+    """A session whose threads go on at a join at once, and read nothing there. Only at its end does
+    a thread still wait for those it has forked."""
+
+    def feed(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
+        moves = super().feed(recorder, thread, token)
+        return [move for move in moves if not isinstance(move, Join | Wait)]
+
+
+class RestrictedSession(WrappedSession):
+    """A session in which `banned` ids are legal nowhere."""
+
+    def __init__(self, session: Session, banned: frozenset[int], size: int) -> None:
+        super().__init__(session)
+        self._banned = sorted(banned)
+        self._size = size
+        self._known: dict[Legal | None, Legal] = {}
+
     def legal(self, recorder: Recorder, thread: OpenThread) -> Legal:
         """What the session allows, less the banned ids. Raises `InvalidInput` if nothing is left:
         the token banned is one that must come."""
-        allowed = self._session.legal(recorder, thread)
+        allowed = super().legal(recorder, thread)
         known = self._known.get(allowed)
         if known is None:
             known = self._known[allowed] = self._less(allowed)
@@ -79,14 +98,14 @@ class RestrictedSession:
 class RestrictedLM(LM):
     """Another `LM`'s model, engine, pool and scheduler; only its sessions differ."""
 
-    def __init__(self, lm: LM, banned: frozenset[int]) -> None:
+    def __init__(self, lm: LM, wrap: Callable[[Session], WrappedSession]) -> None:
         self.__dict__.update(lm.__dict__)
-        self._barred = banned
+        self._whole = lm
+        self._wrap = wrap
 
     def session(self, params: SamplingParams) -> Session:
-        """A fresh session of the model's dialect that never draws what is banned."""
-        session = super().session(params)
-        return cast("Session", RestrictedSession(session, self._barred, self.vocabulary.size))
+        """A fresh session of the model's dialect, restricted."""
+        return cast("Session", self._wrap(self._whole.session(params)))
 
 
 def without(lm: LM, names: Sequence[str]) -> LM:
@@ -101,4 +120,15 @@ def without(lm: LM, names: Sequence[str]) -> LM:
             raise InvalidInput(f"model {lm.name} has no control tokens to ban; leave {name!r} out")
         if name not in control:
             raise UnknownName("control token", name, list(control))
-    return RestrictedLM(lm, frozenset(control[name] for name in names)) if names else lm
+    if not names:
+        return lm
+    banned, size = frozenset(control[name] for name in names), lm.vocabulary.size
+    return RestrictedLM(lm, lambda session: RestrictedSession(session, banned, size))
+
+
+def blind(lm: LM) -> LM:
+    """The model with joins skipped, on the same weights and pool. Raises `InvalidInput` for one
+    whose dialect forks no threads."""
+    if lm.card.dialect == "plain":
+        raise InvalidInput(f"model {lm.name} forks no threads, so it joins none; leave joins alone")
+    return RestrictedLM(lm, BlindSession)
