@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from stretto.train.checkpoints import Checkpoint, Checkpoints
 from stretto.train.objective import Objective, Tally, Validation
 from stretto.train.optimizer import MasterAdamW
 from stretto.train.packing import Steps
+from stretto.train.randomness import random_state_kept
 from stretto.train.schedule import Schedule
 from stretto.train.workers import Workers
 
@@ -42,6 +44,12 @@ class LoopSettings:
     keep_checkpoints: int = 2
     seed: int = 0
     fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise InvalidInput(f"max_grad_norm is {self.max_grad_norm}; it must be more than 0")
+        if not 0 <= self.weight_decay < math.inf:
+            raise InvalidInput(f"weight_decay is {self.weight_decay}; it must be at least 0")
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ class Loop:
         """Trains to the end, or until told to stop. Raises `StrettoError` if the loss is no number
         any more, and `InvalidInput` for a folder that another run has left. Torch's own random
         state is as it was afterwards."""
-        with torch.random.fork_rng():
+        with random_state_kept(self._model.device):
             return self._run()
 
     def _run(self) -> Finished:
@@ -110,7 +118,8 @@ class Loop:
         valid = self._validate(0) if start == 0 else None
         for step in range(start, num_steps):
             if self._stopped():
-                self._save(step)
+                if step > start:  # else all that there is has been saved
+                    self._save(step)
                 return Finished(step, False, metrics, valid)
             metrics = self._step(step)
             done = step + 1
@@ -130,8 +139,8 @@ class Loop:
         tally, num_tokens = Tally(), 0
         packs = self._steps.packs(step)
         for number, pack in self._workers.share(packs):
-            batch = self._objective.batch(pack).to(self._model.device)
             torch.manual_seed(_seed_of(self._settings.seed, step, number))
+            batch = self._objective.batch(pack).to(self._model.device)
             outcome = self._objective.outcome(self._model, batch)
             outcome.loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.collect()
@@ -163,8 +172,8 @@ class Loop:
         self._model.eval()
         tally = Tally()
         for number, pack in self._workers.share(self._validation.packs):
-            batch = self._validation.objective.batch(pack).to(self._model.device)
             torch.manual_seed(_seed_of(self._settings.seed, -1, number))
+            batch = self._validation.objective.batch(pack).to(self._model.device)
             tally.add(self._validation.objective.outcome(self._model, batch))
         metrics = self._workers.sum_tally(tally).report()
         self._write("valid", {"step": step, **metrics})

@@ -52,6 +52,8 @@ def with_lora(model: Any, lora: Lora, rows: Iterable[int], seed: int) -> Any:
     import torch
     from peft import LoraConfig, get_peft_model
 
+    from stretto.train.randomness import random_state_kept
+
     layers = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
     if odd := [name for name in lora.layers if name not in layers]:
         raise InvalidInput(f"the model has no layer {odd[0]!r} to adapt; its layers are others")
@@ -64,7 +66,7 @@ def with_lora(model: Any, lora: Lora, rows: Iterable[int], seed: int) -> Any:
         bias="none",
         trainable_token_indices=_tables(model, list(rows)),
     )
-    with torch.random.fork_rng(), _quietly():
+    with random_state_kept(model.device), _quietly():
         torch.manual_seed(seed)
         return get_peft_model(model, config, autocast_adapter_dtype=False)
 

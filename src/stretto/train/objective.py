@@ -31,8 +31,9 @@ class Outcome:
 class Objective(Protocol):
     """SFT, preference, policy gradients, denoising: each is one of these.
 
-    Randomness is drawn from torch's default generator, which the loop seeds for each pack of each
-    step, so that neither a resumed run nor another number of processes changes it.
+    Randomness, in `batch` or in `outcome`, is drawn from torch's default generator, which the loop
+    seeds for each pack of each step, so that neither a resumed run nor another number of processes
+    changes it.
     """
 
     def batch(self, pack: Pack) -> Any:
