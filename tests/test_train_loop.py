@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,31 @@ def test_masters_are_torch_adamw_and_bfloat16_weights_follow_them() -> None:
     assert float(mine.masters["h"].mean()) < 1.0  # steps too small for bfloat16 still add up
 
 
+def test_a_restored_optimizer_steps_on_bit_for_bit() -> None:
+    """Masters of bfloat16 weights hold what the weights cannot; both moments count."""
+    weights = [torch.nn.Parameter(torch.ones(4, 3, dtype=torch.bfloat16)) for _ in range(2)]
+    first, second = (MasterAdamW({"w": w}) for w in weights)
+    gradients = torch.randn(5, 4, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+    def step(optimizer: MasterAdamW, number: int) -> None:
+        optimizer.parameters["w"].grad = gradients[number].clone()
+        optimizer.collect()
+        optimizer.normalise(1.0, None)
+        optimizer.update(1e-3, number)
+
+    for number in range(3):
+        step(first, number)
+    second.restore({name: t.clone() for name, t in first.state().items()})
+    assert torch.equal(weights[0], weights[1])
+    for number in (3, 4):
+        step(first, number)
+        step(second, number)
+    assert torch.equal(weights[0], weights[1])
+    for name, tensor in first.state().items():
+        assert torch.equal(tensor, second.state()[name]), name
+    assert not torch.equal(first.masters["w"], first.masters["w"].bfloat16().float())
+
+
 def test_gradients_are_clipped_to_a_norm() -> None:
     parameter = torch.nn.Parameter(torch.zeros(2))
     mine = MasterAdamW({"a": parameter})
@@ -196,6 +222,84 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     assert lines_of(tmp_path / "parts") == lines_of(tmp_path / "whole")
 
 
+def test_a_run_stopped_before_it_began_begins_anew(tmp_path: Path) -> None:
+    tiny_run(tmp_path / "whole")[0].run()
+    first, _ = tiny_run(tmp_path / "parts")
+    first._should_stop = lambda: True
+    assert first.run().num_steps == 0
+    assert not (tmp_path / "parts" / "checkpoints").exists()
+    tiny_run(tmp_path / "parts")[0].run()
+    assert lines_of(tmp_path / "parts") == lines_of(tmp_path / "whole")
+
+
+class Noisy:
+    """An objective that draws random numbers where it makes a batch, as denoising does."""
+
+    def __init__(self, inner: Supervised) -> None:
+        self.inner = inner
+
+    def batch(self, pack: Any) -> Any:
+        return Noise(self.inner.batch(pack), float(torch.rand(())))
+
+    def outcome(self, model: Any, batch: Any) -> Outcome:
+        plain = self.inner.outcome(model, batch.inner)
+        return Outcome(plain.loss * batch.weight, plain.num_terms)
+
+
+@dataclass(frozen=True)
+class Noise:
+    inner: Any
+    weight: float
+
+    def to(self, device: Any) -> Noise:
+        return self
+
+
+def test_what_an_objective_draws_is_drawn_again_by_a_resumed_run(tmp_path: Path) -> None:
+    def run(folder: Path, stop_at: int | None = None) -> None:
+        loop, _ = tiny_run(folder)
+        loop._objective = Noisy(loop._objective)  # type: ignore[arg-type]
+        loop._validation = None
+        asked = iter(range(99))
+        loop._should_stop = lambda: next(asked) == stop_at
+        loop.run()
+
+    run(tmp_path / "whole")
+    torch.rand(7)  # another state than before
+    run(tmp_path / "parts", stop_at=3)
+    run(tmp_path / "parts")
+    assert lines_of(tmp_path / "parts") == lines_of(tmp_path / "whole")
+    losses = [line["loss"] for line in lines_of(tmp_path / "whole")]
+    assert len(set(losses)) == len(losses)
+
+
+def test_torchs_own_random_state_is_as_it_was(tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    tiny_run(tmp_path)[0].run()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_grad_norm": -1.0}, "max_grad_norm is -1.0"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
+        ({"weight_decay": float("nan")}, "weight_decay is nan"),
+    ],
+)
+def test_numbers_that_would_undo_training_are_refused(
+    changes: dict[str, float], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        LoopSettings(Schedule(1.0), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("epochs", [0.0, float("inf"), float("nan")])
+def test_epochs_are_a_number_above_zero(epochs: float) -> None:
+    with pytest.raises(InvalidInput, match="epochs is"):
+        PackedSteps([1], BatchSize(groups=1), pack_tokens=1, epochs=epochs)
+
+
 def test_other_settings_or_weights_do_not_go_on(tmp_path: Path) -> None:
     tiny_run(tmp_path)[0].run()
     with pytest.raises(InvalidInput, match="other settings or data"):
@@ -224,6 +328,42 @@ def test_checkpoints_are_whole_few_and_named_when_damaged(tmp_path: Path) -> Non
     (tmp_path / "step-00000005" / "state.safetensors").write_bytes(b"torn")
     with pytest.raises(InvalidInput, match="damaged"):
         kept.latest()
+
+
+def test_a_kill_while_a_checkpoint_is_replaced_leaves_no_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is moved aside is no checkpoint any more, however much of it is left."""
+    kept = Checkpoints(tmp_path)
+    for step in (1, 2):
+        kept.save(Checkpoint(step, {"a": torch.full((2,), float(step))}, {}))
+
+    def killed(path: Path, **_: Any) -> None:
+        for file in path.glob("*.safetensors"):
+            file.unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        kept.save(Checkpoint(2, {"a": torch.zeros(2)}, {}))
+    found = kept.latest()
+    assert found is not None
+    assert (found.step, found.tensors["a"].tolist()) == (2, [0.0, 0.0])
+
+
+def test_a_full_disk_is_told_in_one_line_and_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Checkpoints(tmp_path)
+    kept.save(Checkpoint(1, {"a": torch.ones(2)}, {}))
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(StrettoError, match="cannot write checkpoint .*No space left.*make room"):
+        kept.save(Checkpoint(2, {"a": torch.zeros(2)}, {}))
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
 
 
 def test_a_torn_line_of_metrics_is_cut_off(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stretto.errors import InvalidInput
+from stretto.errors import InvalidInput, StrettoError
 from stretto.files import parse_json
 
 NAME = re.compile(r"step-(\d{8})")
@@ -39,24 +39,23 @@ class Checkpoints:
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Writes a checkpoint, then removes those that are too old. A kill at any moment leaves
-        the one before."""
-        from safetensors.torch import save_file
-
-        self.folder.mkdir(parents=True, exist_ok=True)
+        whole ones alone. Raises `StrettoError` where the disk takes no more."""
         final = self.folder / f"step-{checkpoint.step:08d}"
-        scratch = self.folder / f".{final.name}.{secrets.token_hex(4)}.tmp"
-        scratch.mkdir()
-        tensors = {name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()}
-        save_file(tensors, scratch / TENSORS)
-        facts = {"step": checkpoint.step, **checkpoint.facts}
-        (scratch / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        for name in (TENSORS, FACTS):
-            with (scratch / name).open("rb") as file:
-                os.fsync(file.fileno())
-        if final.exists():
-            shutil.rmtree(final)
-        scratch.rename(final)
-        self._tidy()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            scratch = self._scratch(final)
+            scratch.mkdir()
+            _write(checkpoint, scratch)
+            if final.exists():  # renamed first: a kill must not leave half of it
+                final.rename(self._scratch(final))
+            scratch.rename(final)
+        except OSError as error:
+            raise StrettoError(
+                f"cannot write checkpoint {final}: {error.strerror or error}; make room there and "
+                "run the same command again"
+            ) from None
+        finally:
+            self._tidy()
         return final
 
     def latest(self) -> Checkpoint | None:
@@ -81,7 +80,28 @@ class Checkpoints:
             return []
         return sorted(p for p in self.folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir())
 
+    def _scratch(self, final: Path) -> Path:
+        return self.folder / f".{final.name}.{secrets.token_hex(4)}.tmp"
+
     def _tidy(self) -> None:
+        if not self.folder.is_dir():
+            return
         leftovers = [p for p in self.folder.iterdir() if p.name.endswith(".tmp")]
         for folder in [*self._all()[: -self._keep], *leftovers]:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(checkpoint: Checkpoint, folder: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    tensors = {name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()}
+    try:
+        save_file(tensors, folder / TENSORS)
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
+    facts = {"step": checkpoint.step, **checkpoint.facts}
+    (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    for name in (TENSORS, FACTS):
+        with (folder / name).open("rb") as file:
+            os.fsync(file.fileno())

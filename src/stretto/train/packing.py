@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -54,8 +55,8 @@ class PackedSteps:
     ) -> None:  # fmt: skip
         if not lengths:
             raise InvalidInput("there is nothing to train on; check the data")
-        if not epochs > 0:
-            raise InvalidInput(f"epochs is {epochs}; it must be more than 0")
+        if not 0 < epochs < math.inf:
+            raise InvalidInput(f"epochs is {epochs}; it must be a number above 0")
         self._lengths = lengths
         self._size = size
         self._pack_tokens = pack_tokens
