@@ -95,7 +95,7 @@ def test_rows_come_back_as_they_were_and_a_key_is_taken_once(tmp_path):
         assert rows[2].key in store
 
 
-@pytest.mark.parametrize("cut", [1, 5, 30])
+@pytest.mark.parametrize("cut", [2, 5, 30])
 def test_a_torn_last_line_is_cut_off_and_done_again(tmp_path, cut):
     path = tmp_path / "r.jsonl"
     with Store(path, Reject) as store:
@@ -107,6 +107,30 @@ def test_a_torn_last_line_is_cut_off_and_done_again(tmp_path, cut):
         assert list(store.rows) == ["0" * 16 + "/0"]
         store.add(reject("1" * 16))
     assert path.read_bytes() == whole
+
+
+def test_a_whole_row_that_lacks_its_line_end_is_kept(tmp_path):
+    path = tmp_path / "r.jsonl"
+    with Store(path, Reject) as store:
+        store.add(reject("0" * 16))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with Store(path, Reject) as store:
+        assert len(store) == 1
+        store.add(reject("1" * 16))
+    assert path.read_bytes().startswith(whole)
+    assert len(read_rows(path, Reject)) == 2
+
+
+@pytest.mark.parametrize(
+    "text", ['{"prompt": "my only line"}', "notes", '{"prompt_id": "0"}', "[1, 2]\nx"]
+)
+def test_the_last_line_of_a_file_that_is_not_ours_is_not_torn(tmp_path, text):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidInput, match=r"mine\.jsonl:1"):
+        Store(path, Reject)
+    assert path.read_text(encoding="utf-8") == text
 
 
 def test_a_second_writer_is_refused_and_the_first_goes_on(tmp_path):

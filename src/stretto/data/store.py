@@ -13,13 +13,15 @@ from filelock import FileLock, Timeout
 
 from stretto.data.rows import R, read_rows
 from stretto.errors import InvalidInput, StrettoError
+from stretto.files import parse_json
 
 
 class Store(Generic[R]):
     """Rows of one kind in a JSONL file, in the order they came, one of a key.
 
-    A row is on disk, whole, when `add` returns. A torn last line, left by a kill, is cut off when
-    the file is opened. One process at a time: a second one raises `InvalidInput`.
+    A row is on disk, whole, when `add` returns. A torn last row, left by a kill, is cut off when
+    the file is opened; a file that is not ours is refused and left as it is. One process at a
+    time: a second one raises `InvalidInput`.
     """
 
     def __init__(self, path: Path, kind: type[R]) -> None:
@@ -35,7 +37,7 @@ class Store(Generic[R]):
         except OSError as error:
             raise _unwritable(path, error) from None
         try:
-            _cut_torn_line(path)
+            _mend_end(path, kind)
             rows = read_rows(path, kind) if path.exists() else []
             self.rows = {row.key: row for row in rows}
             self._file = path.open("ab", buffering=0)
@@ -96,11 +98,36 @@ def line_of(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
-def _cut_torn_line(path: Path) -> None:
+def _mend_end(path: Path, kind: type[R]) -> None:
+    """Cuts off the beginning of a row at the end of a file, and ends a whole one that lacks only
+    its line end. Anything else there is not ours: reading it tells."""
     if not path.exists():
         return
+    first = next(iter(kind.model_fields))
+    beginning = f'{{"{first}": '.encode()
     with path.open("r+b") as file:
         data = file.read()
         whole = data.rfind(b"\n") + 1
-        if whole < len(data):
+        rest = data[whole:].rstrip(b"\0")
+        if whole == len(data):
+            return
+        if _is_row(rest, kind):
+            file.write(b"\n")
+        elif not _is_json(rest) and rest[: len(beginning)] == beginning[: len(rest)]:
             file.truncate(whole)
+
+
+def _is_row(line: bytes, kind: type[R]) -> bool:
+    try:
+        kind.model_validate(parse_json(line))
+    except ValueError:
+        return False
+    return True
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        parse_json(line)
+    except ValueError:
+        return False
+    return True
