@@ -16,7 +16,6 @@ from stretto.data.rows import Annotated, read_rows
 from stretto.data.store import line_of
 from stretto.files import write_atomically
 
-
 LEAST = 8
 """Plain rows that are always kept: a miniature may have no annotated one."""
 

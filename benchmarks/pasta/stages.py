@@ -48,6 +48,7 @@ def stages_of(sizes: Sizes) -> list[Stage]:
     return [
         _prompts(),
         _distill(sizes),
+        _tidy(),
         *(_annotate(sizes, name) for name in ("likelihood", "structure", "apar")),
         *_supervised(sizes),
         *_preference(sizes),
@@ -73,11 +74,18 @@ def _distill(sizes: Sizes) -> Stage:
     return Stage("distill", _minutes(sizes, 15), (command,), ("answers.jsonl",))
 
 
+def _tidy() -> Stage:
+    command = (
+        "python", "tidy.py", "distill/answers.jsonl", *PROMPTS, "--out", "tidy/answers.jsonl",
+    )  # fmt: skip
+    return Stage("tidy", 1, (command,))
+
+
 def _annotate(sizes: Sizes, annotator: str) -> Stage:
     stage = f"annotate-{annotator}"
     command = (
-        "stretto", "data", "annotate", "distill/answers.jsonl", "--annotator", annotator,
-        *PROMPTS, "--no-prompts", "--out", stage,
+        "stretto", "data", "annotate", "tidy/answers.jsonl", "--annotator", annotator,
+        "--no-prompts", "--out", stage,
     )  # fmt: skip
     choose = ("python", "mix.py", f"{stage}/annotated.jsonl", "--out", f"{stage}/mix.jsonl")
     minutes = _minutes(sizes, 25 if annotator == "likelihood" else 1)
@@ -193,9 +201,6 @@ def _evaluated(sizes: Sizes) -> dict[str, Command]:
     return models
 
 
-ROWS = ("rows.jsonl", "summary.json", "summary.csv", "config.json", "environment.json")
-
-
 def _evaluation(sizes: Sizes) -> list[Stage]:
     stages = []
     test = ("--prompts", "data/eval/alpaca_eval_400.jsonl")
@@ -211,7 +216,7 @@ def _evaluation(sizes: Sizes) -> list[Stage]:
     for name, settings in (
         ("sequential", ("--model", "multipart-baseline/model", "--method", "sequential")),
         ("pasta", ("--model", "multipart-pasta/model")),
-        ("no-sync", ("--model", "multipart-pasta/model", "--without", "sync")),
+        ("no-sync", ("--model", "multipart-pasta/model", "--no-joins")),
     ):
         out = f"eval-multipart-{name}"
         run = (
