@@ -30,6 +30,7 @@ from stretto.train.optimizer import MasterAdamW
 from stretto.train.packing import BatchSize, PackedSteps, pack
 from stretto.train.schedule import Schedule
 from stretto.train.supervised import Supervised
+from stretto.train.workers import joined
 
 JOB = Path(__file__).with_name("train_job.py")
 TIMES = ("seconds", "tokens")
@@ -361,7 +362,7 @@ def test_a_full_disk_is_told_in_one_line_and_leaves_the_one_before(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(StrettoError, match="cannot write checkpoint .*No space left.*make room"):
+    with pytest.raises(StrettoError, match=r"cannot write checkpoint .*No space left.*make room"):
         kept.save(Checkpoint(2, {"a": torch.zeros(2)}, {}))
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
 
@@ -430,6 +431,24 @@ def test_a_model_with_nothing_to_train_is_refused(tmp_path: Path) -> None:
 
 
 # -- processes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda", "nccl")])
+def test_processes_speak_as_their_device_does(
+    monkeypatch: pytest.MonkeyPatch, device: str, backend: str
+) -> None:
+    """Also where there are GPUs that a run on the CPU does not use."""
+    asked: list[Any] = []
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.set_device", asked.append)
+    monkeypatch.setattr("torch.distributed.init_process_group", asked.append)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: None)
+    with joined(device) as workers:
+        assert (workers.rank, workers.count) == (1, 2)
+    assert asked == ([backend] if device == "cpu" else [1, backend])
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,64 @@ def test_answers_are_learnt_by_their_ids(
     assert code == 0
     drawn = sum(a.origins.count("s") + (a.finish_reason == "stop") for a in answers)
     assert summary["train"]["targets"] == drawn
+
+
+def cut_answer(base: Path, folder: Path) -> tuple[Path, Any]:
+    """A file with one answer that its budget has cut."""
+    params = SamplingParams(max_tokens=9, temperature=1.0)
+    (completion,) = LM.load(base, dtype="float32").generate("hello", params)
+    answer = answer_of(Task("hello"), completion)
+    assert answer.finish_reason == "length"
+    return write_rows(folder / "cut.jsonl", [answer.model_dump()]), answer
+
+
+def test_a_baseline_does_not_learn_to_end_where_an_answer_was_cut(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, answer = cut_answer(base, tmp_path)
+    more = ("--baseline", "--max-steps", 1)
+    code, summary, _ = run(capsys, *quick(base, data, tmp_path / "run", *more))
+    assert code == 0
+    assert "loss_content" in summary["last"]
+    assert "loss_end" not in summary["last"]
+    ended = [answer.model_copy(update={"finish_reason": "stop"}).model_dump()]
+    whole = write_rows(tmp_path / "whole.jsonl", ended)
+    assert "loss_end" in run(capsys, *quick(base, whole, tmp_path / "b", *more))[1]["last"]
+
+
+def test_lengths_of_answers_cannot_be_rewritten(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, answer = cut_answer(base, tmp_path)
+    code, _, err = run(capsys, *quick(base, data, tmp_path / "run", "--lengths", "exact"))
+    assert code == 2
+    assert f"row {answer.key} is a sampled answer" in err
+
+
+def test_another_base_under_the_same_name_does_not_go_on(
+    base: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A LoRA's checkpoint holds nothing of the frozen weights."""
+    own = tmp_path / "base"
+    shutil.copytree(base, own)
+    assert run(capsys, *quick(own, rows, tmp_path / "run", "--max-steps", 1))[0] == 0
+    shutil.rmtree(own)
+    lm = tiny_lm("plain")
+    with torch.no_grad():
+        lm.model.model.layers[0].mlp.up_proj.weight.add_(0.1)
+    lm.save(own)
+    code, _, err = run(capsys, *quick(own, rows, tmp_path / "run", "--max-steps", 1))
+    assert code == 2
+    assert "other settings or data" in err
+
+
+def test_a_place_that_is_no_folder_is_refused_in_one_line(
+    base: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, *quick(base, rows, tmp_path / "file"))
+    assert code == 2
+    assert err.count("\n") == 1
 
 
 # -- lengths ---------------------------------------------------------------------------------------
@@ -273,6 +332,7 @@ def test_what_is_missing_is_asked_for(
         (["--lora", "--full"], "--lora and --full are both given"),
         (["--config", "nowhere.toml"], "no file nowhere.toml"),
         (["--lr", "0"], "lr is 0.0"),
+        (["--epochs", "inf"], "epochs is inf"),
     ):
         code, _, err = run(capsys, *arguments)
         assert code == 2

@@ -81,7 +81,6 @@ def open_folder(plan: Plan) -> None:
     from stretto.data.settings import hold_to
     from stretto.train.environment import environment
 
-    plan.out.mkdir(parents=True, exist_ok=True)
     if int(os.environ.get("RANK", "0")) == 0:
         hold_to(plan.out / SETTINGS, settings_of(plan), str(plan.out))
         write_atomically(

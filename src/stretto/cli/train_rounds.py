@@ -151,7 +151,7 @@ def _train(
     from stretto.train.prefer_run import Hooks, train_on_pairs
     from stretto.train.workers import joined
 
-    with joined() as workers, interruptible() as is_interrupted:
+    with joined(plan.device) as workers, interruptible() as is_interrupted:
         trainee = _open(plan, number)
         with Progress(quiet=plan.quiet or not workers.is_first) as progress:
             hooks = Hooks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,21 +38,21 @@ class SftConfig(BaseModel):
 
     how: Literal["lora", "full"] = "lora"
     rank: int = Field(default=4, ge=1)
-    alpha: float | None = Field(default=None, gt=0)
+    alpha: float | None = Field(default=None, gt=0, lt=math.inf)
     targets: str = "all"
     dropout: float = Field(default=0.0, ge=0, lt=1)
     init: Literal["forms", "mean"] = "forms"
 
-    lr: float = Field(default=1e-3, gt=0)
+    lr: float = Field(default=1e-3, gt=0, lt=math.inf)
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    warmup: float = Field(default=0.03, ge=0)
-    epochs: float = Field(default=1.0, gt=0)
+    warmup: float = Field(default=0.03, ge=0, lt=math.inf)
+    epochs: float = Field(default=1.0, gt=0, lt=math.inf)
     max_steps: int | None = Field(default=None, ge=1)
     batch: int | None = Field(default=None, ge=1)
     batch_tokens: int | None = Field(default=None, ge=1)
     pack_tokens: int = Field(default=2048, ge=1)
     max_tokens: int | None = Field(default=None, ge=2)
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, lt=math.inf)
     max_grad_norm: float = Field(default=1.0, gt=0)
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     device: str = "cpu"

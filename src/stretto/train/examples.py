@@ -147,16 +147,17 @@ class ExampleMaker:
         self._new_session = _session_maker(vocabulary, card, max_positions)
         self._kinds = class_of_control(vocabulary)
 
-    def from_annotated(self, prompt: Sequence[int], text: str, key: str = "") -> Example:
-        """An example from an annotated text; under dialect plain, from a text.
-
-        Raises `TooLong`.
-        """
+    def from_annotated(
+        self, prompt: Sequence[int], text: str, key: str = "", *, ended: bool = True
+    ) -> Example:
+        """An example from an annotated text; under dialect plain, from a text. One that is not
+        `ended` was cut short, so that nothing is learnt of its end. Raises `TooLong`."""
         parsed = self.parse(prompt, text)
         trace = parsed.trace
         self._check_length(trace)
         issues = tuple(issue.code for issue in parsed.issues)
-        return self._example(trace, self._legal_of(trace, list(prompt)), key, issues=issues)
+        legal = self._legal_of(trace, list(prompt))
+        return self._example(trace, legal, key, ended=ended, issues=issues)
 
     def parse(self, prompt: Sequence[int], text: str) -> Parsed:
         """What an annotated text after a prompt of these ids means."""

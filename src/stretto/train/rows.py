@@ -65,8 +65,8 @@ def read_training_rows(paths: Sequence[Path]) -> list[TrainingRow]:
 class RowEncoder:
     """Turns rows into examples of one model.
 
-    `baseline`: responses as they are without annotations. `relabel`
-    rewrites an annotated text first. `max_tokens`: longer examples are left out.
+    `baseline`: responses as they are without annotations. `relabel` rewrites an annotated text
+    first; an answer has none. `max_tokens`: longer examples are left out.
     """
 
     maker: ExampleMaker
@@ -105,7 +105,13 @@ class RowEncoder:
         prompt = self.encode_prompt(text)
         if isinstance(row, Answer):
             if self.baseline:
-                return self.maker.from_annotated(prompt, row.text, row.key)
+                ended = row.finish_reason == "stop"
+                return self.maker.from_annotated(prompt, row.text, row.key, ended=ended)
+            if self.relabel is not None:
+                raise InvalidInput(
+                    f"row {row.key} is a sampled answer, which is learnt by its exact ids: its "
+                    "promises cannot be relabelled; leave --lengths out, or give annotated rows"
+                )
             return self.maker.from_answer(prompt, row)
         if self.baseline:
             return self.maker.from_annotated(prompt, row.response, row.key)

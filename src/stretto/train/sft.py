@@ -13,6 +13,7 @@ from stretto.data.settings import hold_to
 from stretto.data.store import line_of
 from stretto.errors import InvalidInput
 from stretto.files import write_atomically
+from stretto.models.adapters import Base
 from stretto.train.config import SftConfig
 from stretto.train.lengths import LENGTHS, relabel
 from stretto.train.loop import Finished, Loop, LoopSettings, Report
@@ -65,7 +66,7 @@ def train_sft(
     if config.out is None:
         raise InvalidInput("no folder for the run; name one with --out")
     out = Path(config.out).expanduser()
-    with joined() as workers:
+    with joined(config.device) as workers:
         prepared = prepare(config)
         if workers.is_first:
             _open_folder(out, config, prepared)
@@ -112,7 +113,8 @@ def prepare(config: SftConfig, trainee: Trainee | None = None) -> Prepared:
         seed=config.seed,
         max_steps=config.max_steps,
     )
-    return Prepared(trainee, gathered, held_out, steps, _loop_settings(config, gathered, held_out))
+    settings = _loop_settings(config, trainee.base, gathered, held_out)
+    return Prepared(trainee, gathered, held_out, steps, settings)
 
 
 def open_for(config: SftConfig) -> Trainee:
@@ -164,9 +166,12 @@ def _check_apart(rows: list[TrainingRow], valid: list[TrainingRow]) -> None:
         )
 
 
-def _loop_settings(config: SftConfig, train: Gathered, valid: Gathered) -> LoopSettings:
+def _loop_settings(
+    config: SftConfig, base: Base | None, train: Gathered, valid: Gathered
+) -> LoopSettings:
     what = {**config.resolved, "data": fingerprint(train.examples)}
     what |= {"valid": fingerprint(valid.examples), "prompts": None}
+    what |= {"base": None if base is None else base.fingerprint}
     return LoopSettings(
         schedule=Schedule(config.lr, config.schedule, config.warmup),
         weight_decay=config.weight_decay,
@@ -189,7 +194,6 @@ def _validation(prepared: Prepared, config: SftConfig) -> Validation | None:
 def _open_folder(out: Path, config: SftConfig, prepared: Prepared) -> None:
     from stretto.train.environment import environment
 
-    out.mkdir(parents=True, exist_ok=True)
     hold_to(out / CONFIG, config.resolved, f"{out}")
     facts = json.dumps(environment(), indent=2) + "\n"
     write_atomically(out / ENVIRONMENT, facts.encode())

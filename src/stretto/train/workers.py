@@ -68,16 +68,17 @@ class Workers:
 
 
 @contextmanager
-def joined() -> Iterator[Workers]:
-    """The processes that `torchrun` started, over gloo on CPUs and NCCL on GPUs; else this one."""
+def joined(device: str) -> Iterator[Workers]:
+    """The processes that `torchrun` started, for models on a device: over NCCL on GPUs, each
+    having its own as "cuda", else over gloo. This one alone if there are no others."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1 or torch.distributed.is_initialized():
         yield Workers()
         return
-    has_gpus = torch.cuda.is_available()
-    if has_gpus:  # so that "cuda" is each process's own
+    on_gpus = device.startswith("cuda") and torch.cuda.is_available()
+    if on_gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    torch.distributed.init_process_group("nccl" if has_gpus else "gloo")
+    torch.distributed.init_process_group("nccl" if on_gpus else "gloo")
     try:
         yield Workers(torch.distributed.get_rank(), count)
     finally:
