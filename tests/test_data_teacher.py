@@ -32,7 +32,7 @@ from data_kit import (
 from stretto.cli import main
 from stretto.data.annotate import Item, annotate_into
 from stretto.data.annotators import Annotation, Exhausted, Postponed, Refusal, Unanswered
-from stretto.data.client import Endpoint
+from stretto.data.client import Client, Endpoint
 from stretto.data.markup import chunks_of, stripped
 from stretto.data.rows import Annotated, Reject, read_rows
 from stretto.data.teacher import RawReply, Teacher
@@ -220,6 +220,9 @@ TROUBLE: dict[str, Respond] = {
     "garbage": lambda *_: (200, "<html>not json", {}),
     "no choices": lambda *_: (200, {"id": "x"}, {}),
     "no text": lambda *_: (200, completion(None), {}),
+    "choices that are a number": lambda *_: (200, completion("x", choices=5), {}),
+    "choices that are a mapping": lambda *_: (200, completion("x", choices={"a": 1}), {}),
+    "nested too deeply": lambda *_: (200, "[" * 100_000, {}),
 }
 
 
@@ -352,6 +355,24 @@ def test_replies_without_counts_are_booked_with_bounds(tmp_path):
     assert book["total_cost"] > 0
 
 
+NO_COUNTS = ["x", {"prompt_tokens": "many"}, {"prompt_tokens": -5, "completion_tokens": -7}, [1]]
+
+
+@pytest.mark.parametrize("usage", NO_COUNTS, ids=str)
+def test_counts_that_are_none_are_estimated(tmp_path, usage):
+    def odd(request, number):
+        status, body, headers = good(request, number)
+        return status, body | {"usage": usage, "model": 7}, headers
+
+    with teaching(odd, tmp_path / "raw.jsonl", **PRICES, max_cost=1e6) as (teacher, _):
+        assert isinstance(teacher.annotate("How?", LIST), Annotation)
+        book = teacher.ledger()
+    assert book["estimated"] == 1
+    assert book["tokens_in"] > 1000
+    (kept,) = read_rows(tmp_path / "raw.jsonl", RawReply)
+    assert kept.model is None
+
+
 def test_a_cap_that_nothing_fits_is_told_before_anything_is_asked(tmp_path):
     with teaching(good, tmp_path / "raw.jsonl", **PRICES, max_cost=0.1) as (teacher, server):
         with pytest.raises(Exhausted, match="cap"):
@@ -380,6 +401,61 @@ def test_the_key_is_in_no_file_and_no_message(tmp_path, capfd):
     shown = capfd.readouterr()
     files = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(KEY in text for text in [*files, shown.out, shown.err])
+
+
+@pytest.mark.parametrize("at", range(140, 205, 8))
+def test_no_part_of_the_key_is_left_where_a_message_is_cut(tmp_path, at):
+    def leaking(*_):
+        return 401, {"error": {"message": "x" * at + KEY}}, {}
+
+    with (
+        teaching(leaking, tmp_path / "raw.jsonl") as (teacher, _),
+        pytest.raises(InvalidInput, match="401") as error,
+    ):
+        teacher.annotate("How?", LIST)
+    assert KEY[:4] not in str(error.value)
+
+
+def test_the_key_is_not_kept_as_the_name_of_a_model(tmp_path):
+    def leaking(request, number):
+        status, body, headers = good(request, number)
+        return status, body | {"model": f"m {KEY}"}, headers
+
+    with teaching(leaking, tmp_path / "raw.jsonl") as (teacher, _):
+        assert teacher.annotate("How?", LIST).details["model"] == "m [key]"
+    assert KEY not in (tmp_path / "raw.jsonl").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("key", ["schlüssel-123", "sk-123\nsk-456", "sk 123\x7f"])
+def test_a_variable_that_holds_no_key_is_told_without_saying_it(monkeypatch, key):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(InvalidInput, match="OPENAI_API_KEY holds no key") as error:
+        Client(Endpoint("m"))
+    assert key not in str(error.value)
+    monkeypatch.setenv("OPENAI_API_KEY", " ")
+    with pytest.raises(InvalidInput, match="OPENAI_API_KEY is not set"):
+        Client(Endpoint("m"))
+
+
+BAD_ENDPOINTS = {
+    "begin with http": {"url": "localhost:8000/v1"},
+    "timeout": {"timeout_s": float("inf")},
+    "price": {"price_in": float("nan"), "price_out": 1.0, "max_cost": 1.0},
+    "from 0 on": {"price_out": -1.0},
+}
+
+
+@pytest.mark.parametrize(("message", "values"), BAD_ENDPOINTS.items(), ids=list(BAD_ENDPOINTS))
+def test_an_endpoint_that_cannot_work_is_refused_before_it_is_asked(message, values):
+    with pytest.raises(InvalidInput, match=message):
+        Endpoint("m", **values)
+
+
+def test_a_question_that_no_request_can_hold_is_refused_at_once(tmp_path):
+    with teaching(good, tmp_path / "raw.jsonl") as (teacher, server):
+        with pytest.raises(Unanswered, match="surrogate"):
+            teacher.annotate("How \ud800?", LIST)
+        assert server.requests == []
 
 
 def test_an_address_with_a_secret_in_it_is_refused():

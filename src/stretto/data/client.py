@@ -10,7 +10,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,12 +62,24 @@ class Endpoint:
             )
         if self.max_attempts < 1:
             raise InvalidInput(f"attempts must be at least 1, got {self.max_attempts}")
-        if not self.timeout_s > 0:
-            raise InvalidInput(f"the timeout must be above 0 s, got {self.timeout_s}")
-        if self.url is not None and ("@" in self.url or "?" in self.url):
+        if not 0 < self.timeout_s < math.inf:
+            raise InvalidInput(f"the timeout must be a number above 0 s, got {self.timeout_s}")
+        for price in (self.price_in, self.price_out):
+            if price is not None and not 0 <= price < math.inf:
+                raise InvalidInput(f"a price must be a number from 0 on, got {price}")
+        if self.url is not None:
+            self._check_url(self.url)
+
+    def _check_url(self, url: str) -> None:
+        if "@" in url or "?" in url:
             raise InvalidInput(
                 "the endpoint's address has a user or a query in it, where secrets may be; give "
                 f"the key in {self.api_key_env}"
+            )
+        if not url.startswith(("http://", "https://")):
+            raise InvalidInput(
+                f"the endpoint's address {url!r} does not begin with http:// or https://; give it "
+                "as in http://localhost:8000/v1"
             )
 
     def cost(self, tokens_in: int, tokens_out: int) -> float:
@@ -121,14 +134,9 @@ class Client:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
-        key = os.environ.get(endpoint.api_key_env)
-        if key is None and endpoint.url is None:
-            raise InvalidInput(
-                f"environment variable {endpoint.api_key_env} is not set; set it to your key"
-            )
-        self._key = key or ""
+        self._key = _key_in(endpoint)
         self._openai = openai.OpenAI(
-            api_key=key or "none",
+            api_key=self._key or "none",
             base_url=endpoint.url,
             timeout=endpoint.timeout_s,
             max_retries=0,
@@ -139,26 +147,23 @@ class Client:
 
         What may pass (no connection, a timeout, 408, 409, 425, 429, 5xx) is tried again up to
         `max_attempts` times, after the endpoint's Retry-After or 1, 2, 4, ... seconds; then
-        `Unanswered`. `Exhausted`, before asking, where the worst case would pass `max_cost`.
+        `Unanswered`. `Exhausted`, before each try, where the worst case would pass `max_cost`.
         `Refused` for a request that it will not answer, `InvalidInput` for what no request will
         pass, such as a wrong key. The key is in no message, and in no reply.
         """
-        reserve = self._reserve(messages)
-        try:
-            for attempt in range(self.endpoint.max_attempts):
+        if not all(_is_text(message["content"]) for message in messages):
+            raise Refused("a lone surrogate is in what was to be asked, and no request can hold it")
+        for attempt in range(self.endpoint.max_attempts):
+            with self._reserved(messages):  # anew each time: what was no reply may have cost too
                 wait_s = self._try_once(messages, params)
-                if isinstance(wait_s, Reply):
-                    return wait_s
-                if attempt + 1 < self.endpoint.max_attempts:
-                    with self._lock:
-                        self.ledger.retries += 1
-                    self._sleep(
-                        min(FIRST_WAIT_S * 2**attempt, MAX_WAIT_S) if wait_s is None else wait_s
-                    )
-        finally:
-            with self._freed:
-                self.ledger._reserved -= reserve
-                self._freed.notify_all()
+            if isinstance(wait_s, Reply):
+                return wait_s
+            if attempt + 1 < self.endpoint.max_attempts:
+                with self._lock:
+                    self.ledger.retries += 1
+                self._sleep(
+                    min(FIRST_WAIT_S * 2**attempt, MAX_WAIT_S) if wait_s is None else wait_s
+                )
         with self._lock:
             self.ledger.failures += 1
         raise Unanswered(
@@ -189,21 +194,24 @@ class Client:
                 kind = Refused if error.status_code in OF_THE_REQUEST else InvalidInput
                 raise kind(
                     f"{self.endpoint.model} refused with status {error.status_code}: "
-                    f"{self._scrubbed(_first_line(error))}; check model, address and key"
+                    f"{_first_line(self._scrubbed(str(error)))}; check model, address and key"
                 ) from None
             return _retry_after(error.response.headers.get("retry-after"))
-        except (openai.APIConnectionError, openai.APIResponseValidationError, ValueError):
+        except (
+            openai.APIConnectionError, openai.APIResponseValidationError, ValueError, RecursionError
+        ):  # fmt: skip
             return None
         return self._booked(answer, most_tokens(messages))
 
     def _booked(self, answer: Any, most_in: int) -> Reply | None:
         """The reply in a response, its tokens in the ledger; None for a response without one."""
-        choices: Any = getattr(answer, "choices", None) or [None]
-        text = getattr(getattr(choices[0], "message", None), "content", None)
+        choices = getattr(answer, "choices", None)
+        choice: Any = choices[0] if isinstance(choices, list) and choices else None
+        text = getattr(getattr(choice, "message", None), "content", None)
         usage = getattr(answer, "usage", None)
-        tokens_in = int(getattr(usage, "prompt_tokens", 0) or 0)
-        tokens_out = int(getattr(usage, "completion_tokens", 0) or 0)
-        is_estimated = usage is None and isinstance(text, str)
+        tokens_in = _count(usage, "prompt_tokens")
+        tokens_out = _count(usage, "completion_tokens")
+        is_estimated = not tokens_in and isinstance(text, str)
         if is_estimated:
             tokens_in, tokens_out = most_in, most_tokens([{"content": str(text)}])
         cost = self.endpoint.cost(tokens_in, tokens_out)
@@ -215,14 +223,20 @@ class Client:
             self.ledger.cost += cost
         if not isinstance(text, str):
             return None
-        model, reason = getattr(answer, "model", None), choices[0].finish_reason
-        return Reply(self._scrubbed(text), tokens_in, tokens_out, cost, reason, model)
+        reason, model = getattr(choice, "finish_reason", None), getattr(answer, "model", None)
+        return Reply(
+            self._scrubbed(text), tokens_in, tokens_out, cost, self._word(reason), self._word(model)
+        )
+
+    def _word(self, value: Any) -> str | None:
+        return self._scrubbed(value) if isinstance(value, str) else None
 
     def _scrubbed(self, text: str) -> str:
         """What the endpoint says, without the key if it should say that too."""
         return text.replace(self._key, "[key]") if len(self._key) >= MIN_KEY else text
 
-    def _reserve(self, messages: Sequence[Message]) -> float:
+    @contextmanager
+    def _reserved(self, messages: Sequence[Message]) -> Iterator[None]:
         """Sets aside the most that one reply can cost, waiting for what others have set aside.
         Raises `Exhausted`."""
         most = self.endpoint.cost(most_tokens(messages), self.endpoint.max_tokens)
@@ -236,7 +250,12 @@ class Client:
                     )
                 self._freed.wait()
             ledger._reserved += most
-        return most
+        try:
+            yield
+        finally:
+            with self._freed:
+                ledger._reserved -= most
+                self._freed.notify_all()
 
 
 def most_tokens(messages: Sequence[Message]) -> int:
@@ -263,5 +282,34 @@ def _retry_after(value: str | None) -> float | None:
     return min(max(seconds, 0.0), MAX_RETRY_AFTER_S) if math.isfinite(seconds) else None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:200]
+def _first_line(text: str) -> str:
+    return (text.splitlines() or [""])[0][:200]
+
+
+def _key_in(endpoint: Endpoint) -> str:
+    """The key in the environment; empty where an endpoint of one's own has none."""
+    name = endpoint.api_key_env
+    key = os.environ.get(name, "").strip()
+    if not key and endpoint.url is None:
+        raise InvalidInput(f"environment variable {name} is not set; set it to your key")
+    if not (key.isascii() and key.isprintable()):
+        raise InvalidInput(
+            f"environment variable {name} holds no key: it has characters that no key has; set it "
+            "anew"
+        )
+    return key
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _count(usage: Any, name: str) -> int:
+    """A count of tokens that an endpoint gave; 0 where it is no such number."""
+    value = getattr(usage, name, None)
+    is_count = isinstance(value, int | float) and 0 <= value < math.inf
+    return int(value) if is_count else 0
