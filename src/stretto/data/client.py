@@ -5,7 +5,6 @@ Shared by whoever pays for replies: annotating teachers and judges. Keeping repl
 
 from __future__ import annotations
 
-import email.utils
 import math
 import os
 import threading
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stretto.data.annotators import Exhausted, Unanswered
+from stretto.data.wire import count_in, first_line, is_text, retry_after
 from stretto.errors import InvalidInput
 
 Message = Mapping[str, str]
@@ -23,7 +23,6 @@ Message = Mapping[str, str]
 
 FIRST_WAIT_S = 1.0
 MAX_WAIT_S = 60.0
-MAX_RETRY_AFTER_S = 600.0
 CHARS_PER_TOKEN, BYTES_PER_TOKEN = 2, 3
 """For a bound on a text's tokens before the endpoint counts them: texts have more."""
 TOKENS_PER_MESSAGE = 8
@@ -151,7 +150,7 @@ class Client:
         `Refused` for a request that it will not answer, `InvalidInput` for what no request will
         pass, such as a wrong key. The key is in no message, and in no reply.
         """
-        if not all(_is_text(message["content"]) for message in messages):
+        if not all(is_text(message["content"]) for message in messages):
             raise Refused("a lone surrogate is in what was to be asked, and no request can hold it")
         for attempt in range(self.endpoint.max_attempts):
             with self._reserved(messages):  # anew each time: what was no reply may have cost too
@@ -194,9 +193,9 @@ class Client:
                 kind = Refused if error.status_code in OF_THE_REQUEST else InvalidInput
                 raise kind(
                     f"{self.endpoint.model} refused with status {error.status_code}: "
-                    f"{_first_line(self._scrubbed(str(error)))}; check model, address and key"
+                    f"{first_line(self._scrubbed(str(error)))}; check model, address and key"
                 ) from None
-            return _retry_after(error.response.headers.get("retry-after"))
+            return retry_after(error.response.headers.get("retry-after"))
         except (
             openai.APIConnectionError, openai.APIResponseValidationError, ValueError, RecursionError
         ):  # fmt: skip
@@ -209,8 +208,8 @@ class Client:
         choice: Any = choices[0] if isinstance(choices, list) and choices else None
         text = getattr(getattr(choice, "message", None), "content", None)
         usage = getattr(answer, "usage", None)
-        tokens_in = _count(usage, "prompt_tokens")
-        tokens_out = _count(usage, "completion_tokens")
+        tokens_in = count_in(usage, "prompt_tokens")
+        tokens_out = count_in(usage, "completion_tokens")
         is_estimated = not tokens_in and isinstance(text, str)
         if is_estimated:
             tokens_in, tokens_out = most_in, most_tokens([{"content": str(text)}])
@@ -268,24 +267,6 @@ def most_tokens(messages: Sequence[Message]) -> int:
     )
 
 
-def _retry_after(value: str | None) -> float | None:
-    """Seconds of a Retry-After header, in either of its forms; None if it has none."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (TypeError, ValueError):
-            return None
-    return min(max(seconds, 0.0), MAX_RETRY_AFTER_S) if math.isfinite(seconds) else None
-
-
-def _first_line(text: str) -> str:
-    return (text.splitlines() or [""])[0][:200]
-
-
 def _key_in(endpoint: Endpoint) -> str:
     """The key in the environment; empty where an endpoint of one's own has none."""
     name = endpoint.api_key_env
@@ -298,18 +279,3 @@ def _key_in(endpoint: Endpoint) -> str:
             "anew"
         )
     return key
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _count(usage: Any, name: str) -> int:
-    """A count of tokens that an endpoint gave; 0 where it is no such number."""
-    value = getattr(usage, name, None)
-    is_count = isinstance(value, int | float) and 0 <= value < math.inf
-    return int(value) if is_count else 0
