@@ -126,6 +126,24 @@ def test_training_goes_on_with_the_same_adapter(
         open_trainee(adapter, dialect="plain")
 
 
+@pytest.mark.parametrize(
+    ("lora", "asked", "message"),
+    [
+        (Lora(rank=4), ["rank"], "was made with rank 3, not 4"),
+        (Lora(rank=3, targets="mlp"), ["targets"], "was made with targets"),
+        (Lora(rank=3, dropout=0.1), ["dropout"], "was made with dropout 0.0, not 0.1"),
+    ],
+)
+def test_settings_that_an_adapter_has_not_are_refused_where_they_are_asked_for(
+    saved: tuple[Path, Path, Trainee], lora: Lora, asked: list[str], message: str
+) -> None:
+    _, adapter, _ = saved
+    with pytest.raises(Unsupported, match=message):
+        open_trainee(adapter, lora=lora, asked=asked)
+    open_trainee(adapter, lora=lora)
+    open_trainee(adapter, lora=Lora(rank=3), asked=["rank", "targets", "alpha", "dropout"])
+
+
 def test_an_adapter_may_be_the_base_of_another_or_of_full_training(
     saved: tuple[Path, Path, Trainee], tmp_path: Path
 ) -> None:

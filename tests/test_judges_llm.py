@@ -361,6 +361,17 @@ def test_the_cap_is_never_passed_and_what_was_paid_is_kept(tmp_path: Path) -> No
         assert s.requests == []
 
 
+def test_replies_without_text_are_paid_for_and_do_not_pass_the_cap() -> None:
+    """A model that thinks up to its last token says nothing, and costs as much each time."""
+    prices = {"price_in": 1000.0, "price_out": 1000.0, "max_cost": 0.4, "max_tokens": 10}
+    silent = (200, completion(None), {})  # 11 cents
+    with judging(lambda *_: silent, max_attempts=6, **prices) as (judge, server, _):
+        with pytest.raises(Exhausted, match=r"cap of \$0.4"):
+            judge.client.ask([{"role": "user", "content": "?" * 300}])
+        assert judge.client.ledger.cost <= 0.4
+        assert len(server.requests) == 3
+
+
 def test_the_ledger_counts_tokens_and_money() -> None:
     with judging(prefers("good", 1.0), price_in=2.0, price_out=8.0) as (judge, *_):
         list(judge.measure([QUESTION]))

@@ -297,6 +297,9 @@ def test_the_first_step_begins_at_the_reference_whatever_the_dropout(
 ) -> None:
     mlp = model.model.layers[0].mlp
     mlp.down_proj = torch.nn.Sequential(torch.nn.Dropout(0.5), mlp.down_proj)
+    model.config.attention_dropout = 0.5
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
     train(model, tmp_path, num_steps=1)
     (line,) = lines_of(tmp_path)
     assert line["gap"] == pytest.approx(0, abs=1e-2)
@@ -342,6 +345,19 @@ def test_a_folder_of_another_run_is_refused(model: Any, tmp_path: Path) -> None:
     train(model, tmp_path, num_steps=1)
     with pytest.raises(InvalidInput, match="other settings or data"):
         train(copy.deepcopy(lm().model), tmp_path, num_steps=1, alpha=0.5)
+
+
+def test_references_of_other_answers_are_not_taken(model: Any, tmp_path: Path) -> None:
+    """Answers sampled anew under the same names; only the worse one of a pair differs."""
+    train(model, tmp_path, num_steps=1)
+    worst = examples()[0].worst.key
+    short = next(a for a in answers() if a.key == worst)
+    given = [
+        a.model_copy(update={"finish_reason": "length"}) if a is short else a for a in answers()
+    ]
+    learner = Learner(copy.deepcopy(lm().model), maker(), prompt_ids, {"model": "m"}, Workers())
+    with pytest.raises(InvalidInput, match="was begun with answers"):
+        train_on_pairs(learner, pairs(), given, tmp_path, PreferSettings(Schedule(1e-4)))
 
 
 def test_pairs_that_cannot_be_used_are_kept_with_their_reason(model: Any, tmp_path: Path) -> None:

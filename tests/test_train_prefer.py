@@ -335,6 +335,13 @@ def test_an_endpoint_judges_and_is_paid_once(
         (["--pairs", "p.jsonl"], "come with their answers"),
         (["--answers", "a.jsonl", "--answers", "a.jsonl"], "a.jsonl"),
         (["--schedule", "step"], "unknown schedule 'step'"),
+        (["--epochs", "0"], "--epochs must be a number above 0, got 0.0"),
+        (["--epochs", "inf"], "--epochs must be a number above 0, got inf"),
+        (["--margin", "nan"], "--margin must be a number, got nan"),
+        (["--max-grad-norm", "-1"], "--max-grad-norm must be a number above 0, got -1.0"),
+        (["--dtype", "int8"], "weights of int8 can sample"),
+        (["--targets", "q_proj,c_attn"], "the model has no layer 'c_attn' to adapt"),
+        (["--targets", ","], "name no layer"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(
@@ -347,6 +354,18 @@ def test_what_cannot_work_is_refused_at_once(
     code, out, err = run(*prefer_flags(given, tmp_path / "out", *more))
     assert (code, out) == (2, "")
     assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_place_that_cannot_be_is_told_in_one_line(
+    given: Path, whole: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    scored = str(whole / "round-1" / "scored.jsonl")
+    code, _, err = run("train", "pairs", "--scored", scored, "--out", f"{scored}/pairs.jsonl")
+    assert code == 2
+    assert "cannot be made" in err
+    code, _, err = run(*prefer_flags(given, Path(scored)))
+    assert code == 2
     assert err.count("\n") == 1
 
 

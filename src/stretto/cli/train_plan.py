@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stretto.cli import train_score as parts
 from stretto.errors import InvalidInput, Unsupported
 from stretto.files import write_atomically
+from stretto.models.weights import is_adapter, read_header, weight_files
 
 if TYPE_CHECKING:
     from stretto.data.select import Selection
@@ -140,8 +142,7 @@ def check(plan: Plan) -> None:
     if lam > 0 and plan.judge is None and pairs is None:
         raise InvalidInput(f"lambda {plan.lam} needs a quality; name a judge, or --lambda 0")
     margin_of(plan.sampling.n)
-    if not 0 <= plan.settings.alpha <= 1:
-        raise InvalidInput(f"--alpha must be from 0 to 1, got {plan.settings.alpha}")
+    _check_training(plan)
     if (scored is not None or pairs is not None) and not answers:
         raise InvalidInput("scored answers or pairs come with their answers; name them (--answers)")
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -154,3 +155,22 @@ def check(plan: Plan) -> None:
         raise InvalidInput("a round that samples needs prompts; name their data (--prompts)")
     if plan.baseline is None and (plan.rounds > 1 or (scored is None and pairs is None)):
         raise InvalidInput("speedup is counted from a baseline's answers; name them (--baseline)")
+
+
+def _check_training(plan: Plan) -> None:
+    settings = plan.settings
+    if not 0 <= settings.alpha <= 1:
+        raise InvalidInput(f"--alpha must be from 0 to 1, got {settings.alpha}")
+    if settings.margin is not None and not math.isfinite(settings.margin):
+        raise InvalidInput(f"--margin must be a number, got {settings.margin}")
+    for name, value in (("epochs", settings.epochs), ("max-grad-norm", settings.max_grad_norm)):
+        if value is not None and not 0 < value < math.inf:
+            raise InvalidInput(f"--{name} must be a number above 0, got {value}")
+    if plan.dtype == "int8":
+        raise Unsupported(
+            "weights of int8 can sample (--sample-dtype) but not be trained; take --dtype bfloat16"
+        )
+    folder = parts.folder_of(plan.start)
+    if plan.lora is not None and not is_adapter(folder):
+        names = (name for path in weight_files(folder) for name in read_header(path))
+        plan.lora.check_layers({name.split(".")[-2] for name in names if name.count(".") > 1})

@@ -267,6 +267,12 @@ def write_rows(path: Path, rows: Sequence[Any]) -> None:
     """All rows of a file at once: it is there whole or not at all."""
     from stretto.cli.output import write_file
     from stretto.data.store import line_of
+    from stretto.errors import InvalidInput
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(
+            f"{path.parent} cannot be made: {error.strerror}; name another file (--out)"
+        ) from None
     write_file(path, b"".join(line_of(row.model_dump(exclude_none=True)) for row in rows))

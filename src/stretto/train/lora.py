@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "mlp": ("gate_proj", "up_proj", "down_proj"),
 }
 """Sets of linear layers by name; layers may also be listed one by one."""
+
+_SETS = ", ".join(TARGETS)
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,33 @@ class Lora:
         own = [name.strip() for name in self.targets.split(",") if name.strip()]
         return list(TARGETS.get(self.targets, own))
 
+    def check_layers(self, known: Collection[str]) -> None:
+        """Raises `InvalidInput` if a target is none of a model's layers."""
+        if not self.layers:
+            raise InvalidInput(f"targets {self.targets!r} name no layer; take one of {_SETS}")
+        if odd := [name for name in self.layers if name not in known]:
+            raise InvalidInput(f"the model has no layer {odd[0]!r} to adapt; take one of {_SETS}")
+
+    def check_adapter(self, folder: Path, names: Collection[str]) -> None:
+        """Raises `Unsupported` if an adapter was made with other settings than these, of those
+        that are named: it keeps its own."""
+        config = read_json_object(folder / ADAPTER_CONFIG)
+        alpha = 2 * self.rank if self.alpha is None else self.alpha
+        layers = sorted(map(str, config.get("target_modules") or ()))
+        own = {
+            "rank": (config.get("r"), self.rank),
+            "alpha": (config.get("lora_alpha"), alpha),
+            "targets": (layers, sorted(self.layers)),
+            "dropout": (config.get("lora_dropout"), self.dropout),
+        }
+        for name in names:
+            there, wanted = own[name]
+            if there != wanted:
+                raise Unsupported(
+                    f"{folder} was made with {name} {there!r}, not {wanted!r}, and an adapter "
+                    f"keeps its settings; leave {name} out, or begin with its base"
+                )
+
 
 def with_lora(model: Any, lora: Lora, rows: Iterable[int], seed: int) -> Any:
     """A PEFT model: the layers of `lora` are adapted, and the rows of new tokens trained."""
@@ -54,9 +83,7 @@ def with_lora(model: Any, lora: Lora, rows: Iterable[int], seed: int) -> Any:
 
     from stretto.train.randomness import random_state_kept
 
-    layers = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-    if odd := [name for name in lora.layers if name not in layers]:
-        raise InvalidInput(f"the model has no layer {odd[0]!r} to adapt; its layers are others")
+    lora.check_layers({name.rsplit(".", 1)[-1] for name, _ in model.named_modules()})
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,

@@ -28,6 +28,7 @@ from stretto.train.prefer import (
     recorded_logprob,
     reference_logprobs,
 )
+from stretto.train.rows import fingerprint
 
 if TYPE_CHECKING:
     from stretto.train.examples import ExampleMaker
@@ -153,6 +154,8 @@ def _switch_off_dropout(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
+        if hasattr(module, "attention_dropout"):  # a number, where attention is a function
+            module.attention_dropout = 0.0
 
 
 def _reference(
@@ -166,8 +169,9 @@ def _reference(
 ) -> dict[str, Reference]:
     """Each process computes its share of what no file has, into a file of its own, so that none
     waits long for another; then all read all files."""
-    crew, identity = learner.workers, dict(learner.identity)
     examples = {e.key: e for pair in made for e in (pair.best, pair.worst)}
+    crew = learner.workers
+    identity = {**learner.identity, "answers": fingerprint(examples.values())[:16]}
     if crew.is_first:
         hold_to(folder / "reference.run.json", identity, str(folder))
         for path in folder.glob(REFERENCES):
@@ -255,7 +259,7 @@ def _fingerprint(
     made: Sequence[PairExample], settings: PreferSettings, identity: Mapping[str, Any]
 ) -> str:
     """Of all that a resumed run must have in common with the one before."""
-    data = [[p.best.key, p.worst.key, p.margin, p.best.ids.tolist()[-8:]] for p in made]
+    data = [[p.best.key, p.worst.key, p.margin, fingerprint((p.best, p.worst))] for p in made]
     values = asdict(settings)
     values.pop("checkpoint_every")
     text = json.dumps([data, values, dict(identity)], sort_keys=True, default=str)

@@ -130,6 +130,7 @@ def open_for(config: SftConfig) -> Trainee:
         settings=settings,
         how=config.how,
         lora=Lora(config.rank, config.alpha, config.targets, config.dropout),
+        asked=sorted({"rank", "alpha", "targets", "dropout"} & config.model_fields_set),
         init=config.init,
         dtype=config.dtype,
         device=config.device,

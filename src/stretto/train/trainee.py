@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -113,6 +113,7 @@ def open_trainee(
     settings: Mapping[str, Any] | None = None,
     how: How = "lora",
     lora: Lora | None = None,
+    asked: Collection[str] = (),
     init: str = "forms",
     dtype: str = "bfloat16",
     device: str = "cpu",
@@ -121,13 +122,18 @@ def open_trainee(
 ) -> Trainee:
     """Loads a model and makes it ready to be trained; see `make_trainee` for the settings.
 
-    An adapter's folder is trained further as the adapter it is, if `how` is lora; with full
-    training it is merged first.
+    An adapter's folder is trained further as the adapter it is, if `how` is lora; `lora` is then
+    of no use, but for the settings in it that were `asked` for: `Unsupported` if the adapter has
+    others. With full training it is merged first.
     """
     from stretto.models import load_hf, resolve
 
+    if dtype == "int8":
+        raise Unsupported("weights of int8 cannot be trained; take bfloat16")
     resolved = resolve(name, offline=offline)
     if is_adapter(resolved.path) and how == "lora":
+        if lora is not None:
+            lora.check_adapter(resolved.path, asked)
         return _open_adapter(resolved, dialect, settings, dtype=dtype, device=device)
     model, tokenizer = load_hf(resolved.path, dtype=dtype, device=device)
     return make_trainee(
