@@ -73,6 +73,24 @@ def test_a_torn_folder_is_gone_on_with_and_other_responses_are_refused(place, ca
     assert "another response 0 of prompt" in error
 
 
+def test_another_response_under_a_rejected_key_is_refused_too(place, capsys):
+    write_rows(place / "rows.jsonl", [{"prompt": "q", "response": TAGGED}])
+    code, result, _ = annotate(capsys, "rows.jsonl")
+    assert (code, result["rejected"]) == (3, 1)
+    code, result, _ = annotate(capsys, "rows.jsonl")
+    assert (code, result["before"]) == (3, 1)
+    write_rows(place / "rows.jsonl", [{"prompt": "q", "response": LIST}])
+    code, _, error = annotate(capsys, "rows.jsonl")
+    assert code == 2
+    assert "another response 0 of prompt" in error
+
+
+def test_a_prompt_that_is_no_text_is_a_reject(place, capsys):
+    write_rows(place / "rows.jsonl", [{"prompt": "q\ud800", "response": LIST}])
+    code, result, _ = annotate(capsys, "rows.jsonl")
+    assert (code, result["reasons"]) == (3, {"not-encodable": 1})
+
+
 def test_two_processes_do_not_write_into_one_folder(place, capsys):
     write_rows(place / "rows.jsonl", [{"prompt": "q", "response": LIST}])
     (place / "out").mkdir()
@@ -195,7 +213,7 @@ def test_figures_are_worded_for_people():
 def test_data_is_imported_without_torch():
     code = (
         "import sys, importlib\n"
-        "for name in ('annotate annotators check client markup rows sample select settings stats "
+        "for name in ('annotate annotators check client markup rows wire sample select settings stats "
         "store structure teacher teacher_demos teacher_prompt').split():\n"
         "    importlib.import_module('stretto.data.' + name)\n"
         "import stretto.cli.data\n"

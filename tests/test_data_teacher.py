@@ -589,6 +589,21 @@ def test_ctrl_c_keeps_what_is_paid_and_leaves_130(place, capsys):
     assert result["stopped"] == "interrupted"
 
 
+@pytest.mark.parametrize("concurrency", ["1", "3"])
+def test_ctrl_c_is_heard_while_all_wait_to_ask_again(place, capsys, concurrency):
+    def busy(request, number):
+        if number == 0:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return 429, {"error": {"message": "slow"}}, {"Retry-After": "20"}
+
+    started = time.monotonic()
+    with Server(busy) as server:
+        assert main(command(server.url, "--concurrency", concurrency)) == 130
+    assert time.monotonic() - started < 15
+    result = json.loads(capsys.readouterr().out)
+    assert (result["left"], result["stopped"]) == (8, "interrupted")
+
+
 BAD = {
     "needs --model": ["--annotator", "teacher"],
     "needs the prices": ["--annotator", "teacher", "--model", "m", "--cap", "1"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -14,6 +15,7 @@ from stretto.data.annotators import Annotation, Annotator, Exhausted, Postponed,
 from stretto.data.check import Checker, count_codes
 from stretto.data.rows import Annotated, Answer, PromptBook, Reject, Source, prompt_id
 from stretto.data.store import Store
+from stretto.data.wire import is_text
 from stretto.errors import InvalidInput
 
 ANNOTATED, REJECTS = "annotated.jsonl", "rejects.jsonl"
@@ -36,6 +38,11 @@ class Item:
         return prompt_id(self.prompt)
 
     @property
+    def response_id(self) -> str:
+        """Of a reject, which has not the response itself."""
+        return prompt_id(self.response)
+
+    @property
     def key(self) -> str:
         """That of the row which comes of it."""
         return f"{self.prompt_id}/{self.sample}"
@@ -47,19 +54,19 @@ def items_of_sources(sources: Iterable[Source]) -> tuple[list[Item], dict[str, i
     Several responses of a prompt are numbered in the order they come; a row that repeats a prompt
     and its response, or has no response, is left out.
     """
-    seen: dict[str, list[str]] = {}
+    seen: dict[str, set[str]] = {}
     items = []
     left_out: Counter[str] = Counter()
     for source in sources:
         if source.response is None:
             left_out["no response"] += 1
             continue
-        known = seen.setdefault(source.prompt, [])
+        known = seen.setdefault(source.prompt, set())
         if source.response in known:
             left_out["repeated"] += 1
             continue
         items.append(Item(source.prompt, source.response, len(known)))
-        known.append(source.response)
+        known.add(source.response)
     return items, dict(left_out)
 
 
@@ -149,7 +156,7 @@ def annotate_into(
     with ExitStack() as stack:
         good = stack.enter_context(Store(folder / ANNOTATED, Annotated))
         bad = stack.enter_context(Store(folder / REJECTS, Reject))
-        _check_same(folder, items, good)
+        _check_same(folder, items, good, bad)
         todo = [item for item in items if item.key not in good and item.key not in bad]
         report = Report(len(items), len(items) - len(todo))
         run = _Run(annotator, checker, good, bad, keep_prompts, watcher, report)
@@ -161,10 +168,15 @@ def annotate_into(
     return report
 
 
-def _check_same(folder: Path, items: Sequence[Item], good: Store[Annotated]) -> None:
+def _check_same(
+    folder: Path, items: Sequence[Item], good: Store[Annotated], bad: Store[Reject]
+) -> None:
     for item in items:
-        known = good.rows.get(item.key)
-        if known is not None and known.response != item.response:
+        known, refused = good.rows.get(item.key), bad.rows.get(item.key)
+        is_other = known is not None and known.response != item.response
+        if refused is not None and refused.response_id is not None:
+            is_other |= refused.response_id != item.response_id
+        if is_other:
             raise InvalidInput(
                 f"{folder} has another response {item.sample} of prompt {item.prompt_id}; name "
                 "another folder"
@@ -185,8 +197,8 @@ class _Run:
     num_silent: int = 0
 
     def all_of(self, todo: Sequence[Item]) -> None:
-        concurrency = int(getattr(self.annotator, "concurrency", 1))
-        verdicts = self._in_turn(todo) if concurrency <= 1 else self._at_once(todo, concurrency)
+        concurrency = getattr(self.annotator, "concurrency", None)
+        verdicts = self._in_turn(todo) if concurrency is None else self._at_once(todo, concurrency)
         with closing(verdicts):
             for item, verdict in verdicts:
                 self._take(item, verdict)
@@ -208,10 +220,8 @@ class _Run:
         with ThreadPoolExecutor(concurrency, thread_name_prefix="annotate") as pool:
             try:
                 while True:
-                    while len(running) < concurrency and not self._is_over():
-                        item = next(waiting, None)
-                        if item is None:
-                            break
+                    num_free = 0 if self._is_over() else concurrency - len(running)
+                    for item in itertools.islice(waiting, num_free):
                         running[pool.submit(self._ask, item)] = item
                     if not running:
                         return
@@ -225,6 +235,8 @@ class _Run:
 
     def _ask(self, item: Item) -> _Verdict:
         """May run in any thread: touches no file and no count of the runner's."""
+        if not is_text(item.prompt):
+            return Refusal(["not-encodable: the prompt has a lone surrogate"])
         if reasons := self.checker.refusals(item.response):
             return Refusal(reasons)
         try:
@@ -270,7 +282,15 @@ class _Run:
         name, sample = item.prompt_id, item.sample
         if reasons or isinstance(verdict, Refusal):
             self.num_rejected += 1
-            self.bad.add(Reject(prompt_id=name, sample=sample, reasons=reasons, text=verdict.text))
+            self.bad.add(
+                Reject(
+                    prompt_id=name,
+                    sample=sample,
+                    response_id=item.response_id,
+                    reasons=reasons,
+                    text=verdict.text,
+                )
+            )
             return
         self.good.add(
             Annotated(

@@ -57,8 +57,10 @@ class Annotator(Protocol):
     """Annotates one response at a time.
 
     The runner holds every annotation to the rules of `stretto data check` and makes a reject of
-    one that breaks them, so an annotator need not check its own. If it has a `concurrency` above
-    1, `annotate` is called from as many Python threads at once; a `close` is called in the end.
+    one that breaks them, so an annotator need not check its own. If it has a `concurrency`,
+    `annotate` is called from as many Python threads at once. If it has a `stop`, that is called,
+    maybe more than once, where the run ends early: what waits to ask again should give up. Its
+    `close`, if it has one, is called by the command line in the end.
     """
 
     @property

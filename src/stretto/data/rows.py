@@ -86,11 +86,16 @@ class Annotated(Row):
 
 
 class Reject(Row):
-    """A row that could not be used, and why. `at`: code points into `text`, if it is about one."""
+    """A row that could not be used, and why.
+
+    `reasons`: each `code: what and where`. `response_id`: the `prompt_id` of the response that was
+    to be annotated. `text`: what an annotator wrote.
+    """
 
     kind: ClassVar[str] = "reject"
     prompt_id: str
     sample: int = 0
+    response_id: str | None = None
     reasons: list[str]
     text: str | None = None
 
