@@ -59,7 +59,7 @@ def test_an_epoch_has_each_group_once_in_steps_of_a_size(
     again = PackedSteps(lengths, BatchSize(groups=groups), pack_tokens=64, epochs=2, seed=seed)
     order = [steps.groups(s) for s in range(steps.num_steps)]
     assert order == [again.groups(s) for s in range(again.num_steps)]
-    half = steps.steps_per_epoch
+    half = steps.num_steps // 2
     for epoch in (order[:half], order[half:]):
         assert sorted(g for step in epoch for g in step) == list(range(len(lengths)))
         assert all(len(step) == groups for step in epoch[:-1])

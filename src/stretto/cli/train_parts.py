@@ -6,20 +6,26 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from stretto.cli.output import interruptible, is_live, say, write_json, write_line
-from stretto.train.config import SftConfig
 
-EXIT_PARTIAL = 3
-EXIT_INTERRUPTED = 130
+if TYPE_CHECKING:
+    from stretto.train.config import SftConfig
+
+SOME_FAILED, INTERRUPTED = 3, 130
 ESTIMATE_TOKENS = 10_000_000
 """Of an estimate without data: what is said is per so many tokens an epoch."""
 
 TARGET_SHARE = 0.75
 """Of an estimate without data: about what answers are of prompts with answers."""
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes and tells, of those that `torchrun` started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def plain_values(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,21 +73,25 @@ def run_sft(config: SftConfig, *, as_json: bool, quiet: bool) -> None:
 
     with interruptible() as pressed:
         summary = train_sft(config, report=progress(quiet), should_stop=pressed)
-    if int(os.environ.get("RANK", "0")):
-        pass  # of several processes the first one speaks
-    elif as_json:
-        write_json(summary)
-    else:
-        for name in ("train", "valid"):
-            say(f"{name}: " + ", ".join(f"{k} {v}" for k, v in summary[name].items()))
-        if summary["model"] is not None:
-            write_line(summary["model"])
+    if is_first():
+        _show(summary, as_json)
     if not summary["is_complete"]:
         say(f"stopped after step {summary['steps']}; the same command goes on")
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
     if summary["train"]["rejected"] or summary["valid"]["rejected"]:
         say(f"rows were left out: see {summary['out']}/rejects.jsonl")
-        raise typer.Exit(EXIT_PARTIAL)
+        raise typer.Exit(SOME_FAILED)
+
+
+def _show(summary: Mapping[str, Any], as_json: bool) -> None:
+    """One JSON object; or counts on stderr, and the model on stdout."""
+    if as_json:
+        write_json(summary)
+        return
+    for name in ("train", "valid"):
+        say(f"{name}: " + ", ".join(f"{k} {v}" for k, v in summary[name].items()))
+    if summary["model"] is not None:
+        write_line(summary["model"])
 
 
 def show_estimate(config: SftConfig, *, as_json: bool) -> None:

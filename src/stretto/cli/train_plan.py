@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto.cli import train_score as parts
+from stretto.cli.train_parts import is_first
 from stretto.errors import InvalidInput, Unsupported
 from stretto.files import write_atomically
 from stretto.models.weights import is_adapter, read_header, weight_files
@@ -83,7 +84,7 @@ def open_folder(plan: Plan) -> None:
     from stretto.data.settings import hold_to
     from stretto.train.environment import environment
 
-    if int(os.environ.get("RANK", "0")) == 0:
+    if is_first():
         hold_to(plan.out / SETTINGS, settings_of(plan), str(plan.out))
         write_atomically(
             plan.out / "environment.json", (json.dumps(environment(), indent=2) + "\n").encode()

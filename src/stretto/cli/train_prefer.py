@@ -88,8 +88,9 @@ def prefer(
 
     Each round samples with the model of the round before. The same command goes on where it ended.
     """
+    from stretto.cli.train_parts import is_first
     from stretto.cli.train_plan import Plan, Sampling
-    from stretto.cli.train_rounds import is_first, run_rounds
+    from stretto.cli.train_rounds import run_rounds
     from stretto.train.lora import Lora
     from stretto.train.prefer_run import PreferSettings
     from stretto.train.schedule import Schedule

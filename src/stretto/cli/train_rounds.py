@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stretto.cli import train_score as parts
 from stretto.cli.output import say
+from stretto.cli.train_parts import INTERRUPTED, SOME_FAILED, is_first
 from stretto.cli.train_plan import Plan, check, open_folder
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from stretto.train.prefer_run import Learner, Trained
     from stretto.train.trainee import Trainee
 
-INTERRUPTED = 130
-
 
 class Stopped(Exception):
     """A stage ended before its work was done. `code`: the exit status."""
@@ -29,11 +27,6 @@ class Stopped(Exception):
     def __init__(self, code: int, stage: str) -> None:
         super().__init__(stage)
         self.code = code
-
-
-def is_first() -> bool:
-    """Whether this is the process that writes and tells, of those that `torchrun` started."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def run_rounds(plan: Plan) -> tuple[int, dict[str, Any]]:
@@ -136,7 +129,7 @@ def _scored(
     scoring, code = parts.run_scoring(inputs, settings, path, quiet=plan.quiet)
     result["scoring"] = scoring.to_json()
     if code or scoring.unjudged:
-        raise Stopped(code or parts.SOME_FAILED, "scoring")
+        raise Stopped(code or SOME_FAILED, "scoring")
     return scoring.rows
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import data_options, eval_parts, options
+from stretto.cli.train_parts import INTERRUPTED, SOME_FAILED
 from stretto.models.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from stretto.train.scoring import Opponent, Scoring
 
 NO_JUDGE = "none"
-SOME_FAILED, INTERRUPTED = 3, 130
 
 Answers = Annotated[
     list[Path], typer.Option(metavar="FILE", help="Answers of data sample; repeatable.")

@@ -37,7 +37,7 @@ def load_hf(path: Path, *, dtype: str = "auto", device: str = "cpu") -> tuple[An
     place = _device(device)
     from stretto.engines.hf import attention_for
 
-    with _quiet():
+    with quiet():
         model = _load_model(path, dtype, place, attention_for(facts.model_type))
         tokenizer = _load_tokenizer(path)
     return model, tokenizer
@@ -128,7 +128,7 @@ def _check_all_used(path: Path, found: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence warnings, transformers' log and its progress bars, and restore them."""
     from transformers.utils import logging
 

@@ -27,7 +27,6 @@ class Batch:
     ids: Int[Tensor, "tokens"]
     positions: Int[Tensor, "tokens"]
     segment: Int[Tensor, "tokens"]
-    example: Int[Tensor, "tokens"]
     sees: Bool[Tensor, "segments segments"]
     is_block: Bool[Tensor, "segments"]
     bounds: tuple[tuple[int, int], ...]
@@ -52,7 +51,6 @@ class Batch:
             ids=torch.cat([e.ids for e in examples]),
             positions=torch.cat([e.positions for e in examples]),
             segment=torch.cat([e.segment + segments[k] for k, e in enumerate(examples)]),
-            example=_repeat([len(e) for e in examples]),
             sees=_block_diagonal([e.sees for e in examples]),
             is_block=torch.cat([e.is_block for e in examples]),
             bounds=tuple(

@@ -1,7 +1,8 @@
 """The output head at the rows that predict something, in chunks: a vocabulary is wide.
 
 The plain way is `Head.logits`, `mask_illegal`, and a log-softmax; `masked_logprobs` gives the same
-to rounding, without all logits in memory as float32 and without computing them twice.
+to rounding, without all logits in memory as float32 and without computing them twice. (Soft-capped
+heads, those of Gemma 2, take the plain way.)
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def masked_logprobs(
     table: LegalTable,
 ) -> Float[Tensor, "rows"]:
     """The float32 log-softmax of each row's legal logits at its target."""
-    rules = Rules(legal, table, head.weight.shape[0])
+    rules = Rules(legal, table)
     if head.soft_cap is not None:
         logits = rules.mask(head.logits(states).float())
         return logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
@@ -154,9 +155,8 @@ class _LogProbs(torch.autograd.Function):
 class Rules:
     """The masks of many rows, applied to their logits in place: -inf where illegal."""
 
-    def __init__(self, legal: Int[Tensor, "rows"], table: LegalTable, size: int) -> None:
+    def __init__(self, legal: Int[Tensor, "rows"], table: LegalTable) -> None:
         self._legal: list[int] = legal.tolist()
-        self._size = size
         self._ids: dict[int, tuple[Tensor, bool]] = {}
         for number in set(self._legal) - {UNMASKED}:
             ids, few_legal = table.ids(number)

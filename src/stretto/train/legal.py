@@ -152,5 +152,8 @@ def replay_ids(
         while len(stack) > 1 and not replay.threads[stack[-1]].is_open:
             stack.pop()
     if len(stack) > 1:
-        raise ValueError("the response was cut off inside a forked thread")
+        raise ValueError(
+            "the response was cut off inside a forked thread, or its dialect does not write where "
+            "one ends"
+        )
     return draws

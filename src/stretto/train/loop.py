@@ -41,7 +41,6 @@ class LoopSettings:
     max_grad_norm: float | None = 1.0
     valid_every: int | None = None
     checkpoint_every: int | None = 50
-    keep_checkpoints: int = 2
     seed: int = 0
     fingerprint: str = ""
 
@@ -97,7 +96,7 @@ class Loop:
         self._report = report
         self._should_stop = should_stop
         self._journal = Journal(folder / METRICS, writes=self._workers.is_first)
-        self._checkpoints = Checkpoints(folder / "checkpoints", settings.keep_checkpoints)
+        self._checkpoints = Checkpoints(folder / "checkpoints")
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not trained:
             raise InvalidInput("the model has no parameter to train; choose full training or LoRA")

@@ -62,20 +62,16 @@ class PackedSteps:
         self._pack_tokens = pack_tokens
         self._seed = seed
         whole, part = divmod(epochs, 1)
-        self._epochs = [self._epoch(e) for e in range(int(whole))]
+        epoch_steps = [self._epoch(e) for e in range(int(whole))]
         if part:
             last = self._epoch(int(whole))
-            self._epochs.append(last[: max(1, round(part * len(last)))])
-        steps = [step for epoch in self._epochs for step in epoch]
+            epoch_steps.append(last[: max(1, round(part * len(last)))])
+        steps = [step for epoch in epoch_steps for step in epoch]
         self._steps = steps if max_steps is None else steps[:max_steps]
 
     @property
     def num_steps(self) -> int:
         return len(self._steps)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return len(self._epochs[0])
 
     def groups(self, step: int) -> list[int]:
         """The groups of a step, in shuffled order."""

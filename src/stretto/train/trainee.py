@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stretto.dialects import get_dialect
 from stretto.errors import InvalidInput, Unsupported
 from stretto.models.adapters import Base, prepare_tokens
-from stretto.models.loading import _quiet as quiet
+from stretto.models.loading import quiet
 from stretto.models.weights import is_adapter
 from stretto.tokens import HFVocabulary, ModelCard, add_control_tokens, fit_model
 from stretto.train.examples import ExampleMaker
@@ -37,7 +37,6 @@ class Trainee:
     card: ModelCard
     base: Base | None = None
     how: How = "full"
-    num_new_rows: int = 0
     vocabulary: HFVocabulary = field(init=False)
 
     def __post_init__(self) -> None:
@@ -186,7 +185,7 @@ def make_trainee(
         model = with_lora(model, Lora() if lora is None else lora, trained, seed)
     else:
         model.requires_grad_(True)
-    return Trainee(model, tokenizer, card, base=base, how=how, num_new_rows=len(trained))
+    return Trainee(model, tokenizer, card, base=base, how=how)
 
 
 def _base_of(resolved: ResolvedModel) -> Base:
@@ -234,6 +233,4 @@ def _open_adapter(
     model, tokenizer = load_hf(base.path, dtype=dtype, device=device)
     prepare_tokens(model, tokenizer, card, folder)
     peft_model = reopened(model, folder)
-    return Trainee(
-        peft_model, tokenizer, card, _base_of(base), how="lora", num_new_rows=len(card.control)
-    )
+    return Trainee(peft_model, tokenizer, card, _base_of(base), how="lora")
