@@ -13,8 +13,10 @@ from data_kit import LIST, checker, save_tokenizer, structure, write_rows
 
 from stretto.cli import main
 from stretto.cli.data_options import worded
+from stretto.data.annotators import checked_settings
 from stretto.data.rows import Annotated, Answer, prompt_id, read_rows
 from stretto.data.store import Store
+from stretto.errors import InvalidInput
 
 TAGGED = "Write <sync/> between the two parts, as in this text, and then go on with it."
 CRLF = LIST.replace("\n", "\r\n")
@@ -138,6 +140,49 @@ def test_settings_of_an_annotator_are_given_by_name(place, capsys):
     assert 'set {"min_tokens": 500}, not {}' in error
 
 
+SETTINGS = {
+    "count=3": "no setting 'count' of its own; it has: max_groups, min_tokens",
+    "unit=20": "no setting 'unit'",
+    "name=x": "no setting 'name'",
+    "min_tokens=abc": "min_tokens of annotator structure cannot be 'abc'",
+    "min_tokens=null": "cannot be None",
+    "min_tokens=2.5": "cannot be 2.5",
+    "max_groups=0": "max_groups must be at least 1, got 0",
+}
+
+
+@pytest.mark.parametrize(("setting", "message"), SETTINGS.items(), ids=list(SETTINGS))
+def test_settings_that_do_not_fit_are_refused_and_leave_no_trace(place, capsys, setting, message):
+    write_rows(place / "rows.jsonl", [{"prompt": "q", "response": LIST}])
+    code, _, error = annotate(capsys, "rows.jsonl", "--set", setting)
+    assert code == 2
+    assert message in error
+    assert error.count("\n") == 1
+    assert annotate(capsys, "rows.jsonl")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["teacher", "structure", "likelihood", "apar"])
+def test_settings_of_every_annotator_have_types(name):
+    with pytest.raises(InvalidInput, match="no setting 'x'"):
+        checked_settings(name, {"x": 1}, [])
+
+
+def test_answers_are_skipped_by_their_own_fields(place, capsys):
+    rows = [answer("a"), answer("b", control_tokens=4)]
+    rows = [row | {"prompt": name} for row, name in zip(rows, "ab", strict=True)]
+    write_rows(place / "answers.jsonl", rows)
+    code, result, _ = annotate(capsys, "answers.jsonl", "--skip-if", "control_tokens")
+    assert (code, result["annotated"]) == (0, 1)
+    assert result["left_out"] == {"field control_tokens": 1}
+
+
+def test_an_answer_with_another_prompt_than_its_name_says_is_refused(place, capsys):
+    write_rows(place / "answers.jsonl", [answer("a") | {"prompt": "b"}])
+    code, _, error = annotate(capsys, "answers.jsonl")
+    assert code == 2
+    assert "a prompt whose id is" in error
+
+
 def annotated(name: str, response: str, marked: str) -> dict:
     return Annotated(
         prompt_id=prompt_id(name), response=response, annotated=marked, annotator="x"
@@ -213,8 +258,8 @@ def test_figures_are_worded_for_people():
 def test_data_is_imported_without_torch():
     code = (
         "import sys, importlib\n"
-        "for name in ('annotate annotators check client markup rows wire sample select settings stats "
-        "store structure teacher teacher_demos teacher_prompt').split():\n"
+        "for name in ('annotate annotators check client items markup rows sample select settings "
+        "stats wire store structure teacher teacher_demos teacher_prompt').split():\n"
         "    importlib.import_module('stretto.data.' + name)\n"
         "import stretto.cli.data\n"
         "assert not {'torch', 'transformers', 'openai'} & set(sys.modules), sorted(sys.modules)\n"

@@ -30,9 +30,10 @@ from data_kit import (
 )
 
 from stretto.cli import main
-from stretto.data.annotate import Item, annotate_into
+from stretto.data.annotate import annotate_into
 from stretto.data.annotators import Annotation, Exhausted, Postponed, Refusal, Unanswered
 from stretto.data.client import Client, Endpoint
+from stretto.data.items import Item
 from stretto.data.markup import chunks_of, stripped
 from stretto.data.rows import Annotated, Reject, read_rows
 from stretto.data.teacher import RawReply, Teacher
@@ -611,7 +612,9 @@ BAD = {
     "concurrency must be": ["--annotator", "teacher", "--model", "m", "--concurrency", "0"],
     "did you mean 'teacher'": ["--annotator", "techer"],
     "is no NAME=VALUE": ["--annotator", "structure", "--set", "x"],
-    "no such setting": ["--annotator", "structure", "--set", "x=1"],
+    "no setting 'x'": ["--annotator", "structure", "--set", "x=1"],
+    "it has none": ["--annotator", "teacher", "--model", "m", "--set", "client=1"],
+    "--temperature must be": ["--annotator", "teacher", "--model", "m", "--temperature", "nan"],
     "NO_SUCH_KEY is not set": [
         "--annotator",
         "teacher",

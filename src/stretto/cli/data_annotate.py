@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import data_options
+from stretto.cli.data_job import Job, make
 
 if TYPE_CHECKING:
     from stretto.cli.data_progress import Progress
-    from stretto.data.annotate import Item
-    from stretto.data.annotators import Annotator
     from stretto.data.check import Checker
+    from stretto.data.items import Item
     from stretto.data.select import Selection
 
 TEACHER = "Teacher"
-RAW, RUN, LEDGER = "raw.jsonl", "run.json", "ledger.json"
+RUN, LEDGER = "run.json", "ledger.json"
 
 
 def _teacher(help_text: str, **settings: Any) -> Any:
@@ -113,7 +114,7 @@ def read_items(
     """The responses of the files, sampled answers or users' rows, and what was left out."""
     from collections import Counter
 
-    from stretto.data.annotate import items_of_answers, items_of_sources
+    from stretto.data.items import items_of_answers, items_of_sources
     from stretto.data.rows import Answer, PromptBook, Source, read_rows, read_sources
     from stretto.data.select import select
 
@@ -122,7 +123,11 @@ def read_items(
     book = PromptBook.read(prompts, prompt_field=prompt_field)
     answers = [row for file in sampled for row in read_rows(file, Answer)]
     items, left_out = items_of_answers(answers, book, keep_unfinished=keep_unfinished)
-    known = [Source(prompt=i.prompt, response=i.response, name=i.key) for i in items]
+    fields = {row.key: row.model_dump(include=set(chosen.skip_if)) for row in answers}
+    known = [
+        Source(prompt=i.prompt, response=i.response, name=i.key, fields=fields[i.key])
+        for i in items
+    ]
     kept, reasons = select(known, chosen)
     names = {source.name for source in kept}
     items = [item for item in items if item.key in names]
@@ -143,115 +148,6 @@ def read_items(
     return [*items, *fresh], {reason: count for reason, count in total.items() if count}
 
 
-@dataclass(frozen=True)
-class Job:
-    """What `annotate` was asked for, besides files."""
-
-    annotator: str
-    model: str | None
-    base_url: str | None
-    key_env: str
-    temperature: float
-    max_tokens: int
-    concurrency: int
-    timeout: float
-    attempts: int
-    price_in: float | None
-    price_out: float | None
-    cap: float | None
-    unit: int
-    tokenizer: str | None
-    settings: tuple[str, ...]
-
-    @property
-    def dialect(self) -> str:
-        return "apar" if self.annotator == "apar" else "pasta"
-
-    def check(self) -> None:
-        """Raises for what cannot work, before anything is read."""
-        from stretto.data.annotators import ANNOTATORS
-        from stretto.errors import InvalidInput, UnknownName
-
-        if self.annotator not in ANNOTATORS:
-            raise UnknownName("annotator", self.annotator, list(ANNOTATORS))
-        if self.annotator == "teacher" and self.model is None:
-            raise InvalidInput("annotator teacher needs --model, the name the endpoint knows")
-        data_options.check(
-            concurrency=self.concurrency, max_tokens=self.max_tokens, attempts=self.attempts
-        )
-        if self.cap is not None and not self.cap > 0:
-            raise InvalidInput(f"--cap must be above 0, got {self.cap:g}")
-        self.own_settings()
-
-    def own_settings(self) -> dict[str, Any]:
-        """Those of --set: JSON values, or texts where they are none."""
-        from stretto.errors import InvalidInput
-
-        own: dict[str, Any] = {}
-        for entry in self.settings:
-            name, equals, value = entry.partition("=")
-            if not equals or not name.isidentifier():
-                raise InvalidInput(f"--set {entry!r} is no NAME=VALUE")
-            try:
-                own[name] = json.loads(value)
-            except ValueError:
-                own[name] = value
-        return own
-
-    def identity(self) -> dict[str, Any]:
-        """What all rows of a folder must share."""
-        common: dict[str, Any] = {"annotator": self.annotator, "model": self.model}
-        common |= {"unit": self.unit, "tokenizer": self.tokenizer}
-        if self.annotator == "teacher":
-            common |= {"base_url": self.base_url, "temperature": self.temperature}
-        return common | {"set": self.own_settings()}
-
-
-def make(job: Job, checker: Checker, folder: Path) -> Annotator:
-    """The annotator with its settings. Raises `InvalidInput` for a setting it does not have."""
-    from stretto.data.annotators import get_annotator
-    from stretto.errors import InvalidInput
-
-    given: Mapping[str, Callable[[], dict[str, Any]]] = {
-        "teacher": lambda: _teacher_settings(job, checker, folder),
-        "structure": lambda: {"count": checker.count, "unit": job.unit},
-        "likelihood": lambda: {"model_name": job.model, "unit": job.unit},
-        "apar": dict,
-    }
-    own = job.own_settings()
-    try:
-        return get_annotator(job.annotator, given[job.annotator]() | own)
-    except TypeError as error:
-        if own and "unexpected keyword" in str(error):
-            raise InvalidInput(
-                f"annotator {job.annotator} has no such setting: {error}; leave out that --set"
-            ) from None
-        raise
-
-
-def _teacher_settings(job: Job, checker: Checker, folder: Path) -> dict[str, Any]:
-    from stretto.data.client import Endpoint
-
-    endpoint = Endpoint(
-        model=job.model or "",
-        url=job.base_url,
-        api_key_env=job.key_env,
-        timeout_s=job.timeout,
-        max_attempts=job.attempts,
-        max_tokens=job.max_tokens,
-        price_in=job.price_in,
-        price_out=job.price_out,
-        max_cost=job.cap,
-    )
-    return {
-        "endpoint": endpoint,
-        "checker": checker,
-        "raw": folder / RAW,
-        "temperature": None if job.temperature < 0 else job.temperature,
-        "concurrency": job.concurrency,
-    }
-
-
 def run_job(
     job: Job, items: list[Item], checker: Checker, out: Path, *, keep_prompts: bool, quiet: bool
 ) -> tuple[dict[str, Any], int]:
@@ -262,10 +158,15 @@ def run_job(
     from stretto.data.settings import hold_to
     from stretto.files import write_atomically
 
-    hold_to(out / RUN, job.identity(), str(out))
+    def hold() -> None:
+        hold_to(out / RUN, job.identity(), str(out))
+
+    if (out / RUN).exists():
+        hold()
     annotator = make(job, checker, out)
     ledger: Callable[[], dict[str, Any]] = getattr(annotator, "ledger", dict)
     try:
+        hold()
         with Progress(quiet=quiet) as progress, interruptible() as is_interrupted:
             watcher = _Watcher(progress, is_interrupted, ledger)
             report = annotate_into(
@@ -274,7 +175,8 @@ def run_job(
     finally:
         book = ledger()
         if book:
-            write_atomically(out / LEDGER, (json.dumps(book, indent=2) + "\n").encode())
+            with suppress(OSError):  # raw.jsonl has it all
+                write_atomically(out / LEDGER, (json.dumps(book, indent=2) + "\n").encode())
         getattr(annotator, "close", lambda: None)()
     result = report.to_json()
     return (result | {"ledger": book} if book else result), report.exit_code

@@ -6,11 +6,14 @@ One interface for a teacher behind an API, for rules, and for measurements with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from stretto.errors import StrettoError, UnknownName
+from pydantic import TypeAdapter, ValidationError
+
+from stretto.errors import InvalidInput, StrettoError, UnknownName
 
 ANNOTATORS = ("teacher", "structure", "likelihood", "apar")
 
@@ -75,6 +78,32 @@ class Annotator(Protocol):
 
 def get_annotator(name: str, settings: Mapping[str, Any]) -> Annotator:
     """The annotator `name`, made with its own settings as keywords. Raises `UnknownName`."""
+    return _maker(name)(**settings)
+
+
+def checked_settings(name: str, own: Mapping[str, Any], given: Iterable[str]) -> dict[str, Any]:
+    """A user's own settings of annotator `name`, of the types that it takes.
+
+    `given`: settings that the caller gives it, so that no user can. Raises `InvalidInput` for one
+    that it does not have and for a value that does not fit.
+    """
+    takes = inspect.signature(_maker(name), eval_str=True).parameters
+    known = sorted(set(takes) - set(given))
+    checked = {}
+    for key, value in own.items():
+        if key not in known:
+            has = f"it has: {', '.join(known)}" if known else "it has none"
+            raise InvalidInput(f"annotator {name} has no setting {key!r} of its own; {has}")
+        try:
+            checked[key] = TypeAdapter(takes[key].annotation).validate_python(value)
+        except ValidationError as error:
+            raise InvalidInput(
+                f"setting {key} of annotator {name} cannot be {value!r}: {error.errors()[0]['msg']}"
+            ) from None
+    return checked
+
+
+def _maker(name: str) -> Callable[..., Annotator]:
     makers: Mapping[str, Callable[[], Callable[..., Annotator]]] = {
         "teacher": _teacher,
         "structure": _structure,
@@ -83,7 +112,7 @@ def get_annotator(name: str, settings: Mapping[str, Any]) -> Annotator:
     }
     if name not in makers:
         raise UnknownName("annotator", name, list(ANNOTATORS))
-    return makers[name]()(**settings)
+    return makers[name]()
 
 
 def _teacher() -> Callable[..., Annotator]:

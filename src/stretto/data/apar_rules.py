@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from stretto.data.annotators import Annotation, Refusal
 
@@ -39,7 +40,7 @@ Span = tuple[int, int]
 class AparRules:
     """The annotator `apar`. It writes dialect apar: its rows train models of that dialect."""
 
-    name: str = "apar"
+    name: ClassVar[str] = "apar"
 
     def annotate(self, prompt: str, response: str) -> Annotation | Refusal:
         """The response with its details as children. `details`: the `rule` (list, paragraphs or
@@ -48,7 +49,7 @@ class AparRules:
         Refuses a response that holds one of the dialect's tags as text.
         """
         if (tag := _TAG.search(response)) is not None:
-            return Refusal([f"the response has {tag.group()!r} in it, which would be a tag"])
+            return Refusal([f"tags-in-response: {tag.group()!r} would be read as a tag"])
         dropped = why_dropped(response)
         if dropped is not None:
             return _plain(response, [dropped])

@@ -208,8 +208,13 @@ class PromptBook:
         return len(self._prompts)
 
     def prompt_of(self, row: Answer | Annotated) -> str:
-        """A row's prompt, its own or from the book. Raises `InvalidInput` if neither has it."""
+        """A row's prompt, its own or from the book. Raises `InvalidInput` if neither has it, or if
+        its own is not the one that the row is named after."""
         if row.prompt is not None:
+            if (name := prompt_id(row.prompt)) != row.prompt_id:
+                raise InvalidInput(
+                    f"row {row.key} has a prompt whose id is {name}; rows are not made by hand"
+                )
             return row.prompt
         if row.prompt_id not in self._prompts:
             raise InvalidInput(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Literal
+from typing import ClassVar, Literal
 
 from stretto.data.annotators import Annotation, Refusal
 from stretto.data.markup import UNIT, promised, write_chunk
@@ -63,7 +63,12 @@ class Structure:
     unit: int = UNIT
     min_tokens: int = MIN_TOKENS
     max_groups: int = MAX_GROUPS
-    name: str = "structure"
+    name: ClassVar[str] = "structure"
+
+    def __post_init__(self) -> None:
+        for name in ("unit", "min_tokens", "max_groups"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def annotate(self, prompt: str, response: str) -> Annotation | Refusal:
         """The annotated response; unchanged where nothing has two parts. `details`: how it was

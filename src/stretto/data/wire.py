@@ -41,5 +41,4 @@ def is_text(text: str) -> bool:
 def count_in(usage: Any, name: str) -> int:
     """A count of tokens that an endpoint gave; 0 where it is no such number."""
     value = getattr(usage, name, None)
-    is_count = isinstance(value, int | float) and 0 <= value < math.inf
-    return int(value) if is_count else 0
+    return int(value) if isinstance(value, int | float) and 0 <= value < math.inf else 0
