@@ -75,8 +75,9 @@ def test_merged_logits_are_those_of_the_peft_model(tmp_path: Path, kind: str, ti
     assert len(tokenizer) == len(tiny_tokenizer()) + 6
     head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     assert (head is table) == tied
-    new = [i for n, i in trainee.card.control.items()]
-    assert not torch.equal(table[new], tiny_model(kind).get_input_embeddings().weight[:6])
+    new = list(trainee.card.control.values())
+    stirred = trainee.model.get_base_model().get_input_embeddings().token_adapter
+    assert torch.equal(table[new], stirred.trainable_tokens_delta["default"])
 
 
 @pytest.mark.parametrize("tied", TIED)
@@ -232,6 +233,7 @@ def change(folder: Path, **settings: Any) -> None:
         ({"bias": "all"}, Unsupported, "bias = 'all'"),
         ({"modules_to_save": ["lm_head"]}, Unsupported, "modules_to_save"),
         ({"r": None}, ModelUnavailable, "r = None"),
+        ({"r": 6}, ModelUnavailable, "is of shape"),  # else merged at half its strength
     ],
 )
 def test_what_is_more_than_products_is_refused(
@@ -269,6 +271,10 @@ def test_rows_for_other_tokens_are_refused(saved: tuple[Path, Path, Trainee]) ->
     change(adapter, trainable_token_indices={"embed_tokens": [1], "lm_head": [1]})
     with pytest.raises(ModelUnavailable, match="trainable_tokens_delta"):
         LM.load(adapter)
+    for odd in ([-1] * 6, ["a"] * 6, [10**6] * 6):
+        change(adapter, trainable_token_indices={"embed_tokens": odd, "lm_head": odd})
+        with pytest.raises(ModelUnavailable, match="lists rows of"):
+            LM.load(adapter)
 
 
 def test_damaged_files_are_named(saved: tuple[Path, Path, Trainee]) -> None:

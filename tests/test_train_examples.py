@@ -298,10 +298,15 @@ def test_what_does_not_fit_the_positions_is_too_long() -> None:
 
 
 def test_plain_models_learn_under_the_mask_of_plain_decoding() -> None:
-    lm = tiny_lm("plain")
-    example = maker_of(lm).from_annotated(prompt_ids(lm), "Paris")
-    (number,) = set(example.legal.tolist()) - {UNMASKED}
-    assert lm.banned is None or (example.table[number].mask == ~lm.banned).all()
+    plain = tiny_lm("plain")
+    size = len(plain.tokenizer)
+    plain.model.resize_token_embeddings(size + 8, mean_resizing=False)  # rows of no token
+    for lm, num_banned in ((tiny_lm("plain"), 0), (LM.wrap(plain.model, plain.tokenizer), 8)):
+        example = maker_of(lm).from_annotated(prompt_ids(lm), "Paris")
+        (number,) = set(example.legal.tolist()) - {UNMASKED}
+        mask = example.table[number].mask
+        assert (~mask).nonzero()[0].tolist() == list(range(size, size + num_banned))
+        assert num_banned == 0 or (mask == ~lm.banned).all()
 
 
 # -- batches ---------------------------------------------------------------------------------------

@@ -194,7 +194,10 @@ def test_lengths_are_relabelled_by_the_models_own_tokens() -> None:
         f'a <promise topic="x" tokens="{n}"/><async>one two three</async>'
         '<promise topic=\'a"b\' tokens="1"/><async></async><promise topic="none" tokens="40"/>'
     )
-    assert 'topic="x" tokens="10"' in relabel(text, vocabulary, 10) or n > 10
+    text = text.replace("three", "three four")
+    n = len(vocabulary.encode("one two three four"))
+    assert 10 < n < 20
+    assert 'topic="x" tokens="20"' in relabel(text, vocabulary, 10)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +384,7 @@ def test_recipes_train_tiny_models_of_their_architecture(recipe: Path, tmp_path:
     own = {"model": str(folder), "data": [str(data)], "out": str(tmp_path / "run")}
     changes = {**own, "device": "cpu", "max_steps": 2, "valid_share": 0.3}
     summary = train_sft(config.model_copy(update=changes))
-    assert summary["steps"] == min(2, summary["steps"])
+    assert summary["steps"] == 2
     assert summary["is_complete"]
     lm = LM.load(summary["model"], engine="hf", pool_slots=512)
     assert lm.generate("question 1", SamplingParams(max_tokens=8))[0].trace.num_tokens

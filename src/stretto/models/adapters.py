@@ -244,7 +244,7 @@ def merge(model: Any, folder: Path) -> None:
     """
     import torch
 
-    tensors, scaling = _read_weights(folder), scaling_of(folder)
+    tensors, scaling, rank = _read_weights(folder), scaling_of(folder), _config(folder)["r"]
     parameters = dict(model.named_parameters(remove_duplicate=False))
     with torch.no_grad():
         for name in sorted(tensors):
@@ -252,6 +252,8 @@ def merge(model: Any, folder: Path) -> None:
                 module = name.removeprefix(PREFIX).removesuffix(LORA_A)
                 weight = _target(folder, parameters, f"{module}.weight")
                 up, down = _pair(folder, tensors, name)
+                if down.shape[0] != rank:
+                    raise _misfit(folder, name, down.shape, (rank, down.shape[1]))
                 if weight.shape != (up.shape[0], down.shape[1]):
                     raise _misfit(folder, name, (up.shape[0], down.shape[1]), weight.shape)
                 product = (up.float() @ down.float()).to(weight.device)
@@ -301,7 +303,11 @@ def _set_rows(folder: Path, name: str, weight: Any, rows: Any) -> None:
     listed = _config(folder).get("trainable_token_indices")
     layer = name.removesuffix(ROWS).rsplit(".", 1)[-1]
     ids = listed.get(layer, []) if isinstance(listed, dict) else listed or []
-    if rows.shape != (len(ids), weight.shape[1]) or max(ids, default=-1) >= weight.shape[0]:
+    if not all(isinstance(i, int) and 0 <= i < weight.shape[0] for i in ids):
+        raise ModelUnavailable(
+            f"{folder / ADAPTER_CONFIG} lists rows of {layer} that the base has not; copy it again"
+        )
+    if rows.shape != (len(ids), weight.shape[1]):
         raise _misfit(folder, name, rows.shape, (len(ids), weight.shape[1]))
     weight[torch.tensor(ids, device=weight.device)] = rows.to(weight)
 
