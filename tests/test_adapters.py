@@ -20,7 +20,8 @@ from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
 from stretto.models import load_hf, resolve
 from stretto.models.adapters import Base, fingerprint
 from stretto.models.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from stretto.train import Lora, Trainee, make_trainee, open_trainee
+from stretto.train import Batch, Lora, Trainee, make_trainee, open_trainee, token_logprobs
+from stretto.train.batches import model_masks
 
 TIED = [True, False]
 
@@ -85,6 +86,40 @@ def test_tied_tables_train_one_set_of_rows(tmp_path: Path, tied: bool) -> None:
     trainee = open_trainee(save_base(tmp_path / "b", tied=tied), lora=Lora(rank=1), dtype="float32")
     rows = [n for n, p in trainee.model.named_parameters() if p.requires_grad and "tokens" in n]
     assert len(rows) == (1 if tied else 2)
+
+
+@pytest.mark.parametrize("tied", TIED)
+@pytest.mark.parametrize("kind", ["llama", "gemma", "gemma2", "gemma3_text"])
+def test_losses_are_learnt_through_the_new_rows_as_peft_would(
+    tmp_path: Path, kind: str, tied: bool
+) -> None:
+    """The specification is the PEFT model's own pass, masked: log-probs, and slopes of all that
+    is trained, the rows of control tokens in both tables among it."""
+    base = save_base(tmp_path / "base", kind, tied=tied)
+    trainee = open_trainee(base, lora=Lora(rank=2), dtype="float32")
+    stir(trainee)
+    text = 'a <promise topic="b" tokens="10"/><async>c</async><sync/>d'
+    batch = Batch.of([trainee.maker().from_annotated(trainee.encode_prompt("Why?"), text)])
+    weights, results = torch.linspace(-1, 1, batch.num_targets), []
+    for own in (True, False):
+        trainee.model.zero_grad()
+        if own:
+            masks = model_masks(batch, trainee.model.config, torch.float32)
+            logits = trainee.model(
+                input_ids=batch.ids[None], position_ids=batch.positions[None], attention_mask=masks
+            ).logits[0][batch.rows]
+            legal = batch.table.dense(batch.legal.tolist(), logits.shape[1])
+            rows = logits.masked_fill(~legal, -torch.inf).log_softmax(-1)
+            found = rows.gather(1, batch.targets[:, None])[:, 0]
+        else:
+            found = token_logprobs(trainee.model, batch)
+        (found * weights).sum().backward()
+        named = trainee.model.named_parameters()
+        results.append((found.detach(), {n: p.grad for n, p in named if p.requires_grad}))
+    (reference, expected), (mine, slopes) = results
+    assert float((mine - reference).abs().max()) < 1e-4
+    for name, slope in expected.items():
+        assert float((slopes[name] - slope).abs().max()) < 1e-4 * (1 + float(slope.abs().max()))
 
 
 def test_an_adapter_answers_like_its_model_and_describes_itself(
