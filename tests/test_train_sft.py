@@ -68,6 +68,8 @@ def test_a_run_leaves_what_can_be_loaded_and_looked_into(
         "rejects.jsonl", "summary.json",
     }  # fmt: skip
     assert json.loads((out / "summary.json").read_text()) == summary
+    place = json.loads((out / "environment.json").read_text())
+    assert {"versions", "revision", "cpu", "torch_threads"} <= place["machine"].keys()
     settings = json.loads((out / "config.json").read_text())["settings"]
     assert (settings["how"], settings["rank"]) == (how.strip("-"), 2)
     lm = LM.load(summary["model"], dtype="float32")

@@ -86,9 +86,8 @@ def open_folder(plan: Plan) -> None:
 
     if is_first():
         hold_to(plan.out / SETTINGS, settings_of(plan), str(plan.out))
-        write_atomically(
-            plan.out / "environment.json", (json.dumps(environment(), indent=2) + "\n").encode()
-        )
+        facts = json.dumps(environment(plan.device), indent=2) + "\n"
+        write_atomically(plan.out / "environment.json", facts.encode())
 
 
 def settings_of(plan: Plan) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -171,15 +170,8 @@ def _activation_bytes(shape: Shape, tokens: int, target_share: float, width: int
 
 
 def measure_flops(dtype: str) -> float:
-    """What this machine's matrix products reach in a training's shapes, in operations a second,
-    times `UTILISATION`."""
-    import torch
+    """What training on this machine is taken to reach, in operations a second: `UTILISATION` of
+    its matrix products' rate."""
+    from stretto.bench.machine import matmul_peak
 
-    kind = getattr(torch, dtype)
-    left, right = torch.ones(1024, 1024, dtype=kind), torch.ones(1024, 2048, dtype=kind)
-    best = 0.0
-    for _ in range(5):
-        began = time.perf_counter()
-        torch.mm(left, right)
-        best = max(best, 2 * left.numel() * right.shape[1] / (time.perf_counter() - began))
-    return best * UTILISATION
+    return matmul_peak(dtype) * UTILISATION

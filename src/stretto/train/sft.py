@@ -196,7 +196,7 @@ def _open_folder(out: Path, config: SftConfig, prepared: Prepared) -> None:
     from stretto.train.environment import environment
 
     hold_to(out / CONFIG, config.resolved, f"{out}")
-    facts = json.dumps(environment(), indent=2) + "\n"
+    facts = json.dumps(environment(config.device), indent=2) + "\n"
     write_atomically(out / ENVIRONMENT, facts.encode())
     rejects: list[Reject] = [*prepared.train.rejects, *prepared.valid.rejects]
     lines = [line_of(reject.model_dump(exclude_none=True)) for reject in rejects]
