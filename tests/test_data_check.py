@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.data.annotators import Annotation, Refusal, get_annotator
-from stretto.data.check import check_file
+from stretto.data.check import Checker, check_file
 from stretto.data.markup import (
     chunks_of,
     holds_tags,
@@ -24,6 +24,7 @@ from stretto.data.rows import Annotated, Answer, prompt_id
 from stretto.data.stats import Facts, facts_of, geomean, histogram, most_threads, summary
 from stretto.data.structure import Structure
 from stretto.data.teacher_demos import DEMONSTRATIONS
+from stretto.dialects.pasta import PastaSettings
 from stretto.errors import UnknownName
 from stretto.trace import is_drawn
 
@@ -45,6 +46,12 @@ def test_a_text_is_taken_apart_and_written_again():
     again = relengthed(MARKED.replace("/><async>", " /><async>"), len)
     assert [c.tokens for c in chunks_of(again)] == [40, 30]
     assert stripped(again) == TEXT
+
+
+def test_a_topic_with_a_quote_stays_one_when_lengths_are_counted_anew():
+    again = relengthed('<promise topic=\'say "x"\' tokens="30"/><async>a b c</async>', len)
+    assert [(c.topic, c.tokens) for c in chunks_of(again)] == [('say "x"', 10)]
+    assert any(r.startswith("topic-with-quote") for r in checker().reasons("a b c", again))
 
 
 def test_a_promise_without_a_chunk_is_left_out_when_lengths_are_counted_anew():
@@ -139,6 +146,7 @@ FAULTS = {
     "topic-with-quote": ("a", '<promise topic=\'say "x"\' tokens="10"/><async>a</async>'),
     "chunk-too-long": (LONG, write_chunk("x", 10, LONG)),
     "too-many-promises": ("a" * 65, write_chunk("x", 10, "a") * 65),
+    "too-many-promises: 20000": ("a" * 20_000, write_chunk("x", 10, "a") * 20_000),
     "empty-response": (" \n", " \n"),
     "tags-in-response": ("write <sync/> here", "write <sync/> here"),
     "not-encodable": ("a\ud800", "a\ud800"),
@@ -149,6 +157,16 @@ FAULTS = {
 def test_each_fault_is_told_by_its_code(code, texts):
     reasons = checker().reasons(*texts)
     assert any(reason.startswith(code) for reason in reasons), reasons
+
+
+def test_a_chunks_cap_is_that_of_its_promise_in_the_units_at_hand():
+    """30 tokens are promised as 40 where the unit is 40, of which the cap is 4 x 40 + 32."""
+    own = Checker(checker().vocabulary, settings=PastaSettings(unit=40))
+    text = " word" * 180
+    marked = write_chunk("x", 30, text)
+    assert 4 * 30 + 32 < own.count(text) + 1 <= 4 * 40 + 32
+    assert own.reasons(text, marked) == []
+    assert checker().reasons(text, marked)[0].startswith("chunk-too-long")
 
 
 def test_text_with_tags_of_other_dialects_is_text():
@@ -272,6 +290,13 @@ def test_a_topic_has_no_quote_no_line_break_and_fits():
 def test_more_items_than_can_be_forked_are_grouped():
     items = "".join(f"- {SENTENCE.format(n)}\n" for n in range(90))
     assert 1 < len(topics(items)) <= 32
+
+
+def test_several_lists_do_not_come_to_more_promises_than_are_forked():
+    items = "".join(f"- {SENTENCE.format(n)} {SENTENCE.format(n)}\n" for n in range(30))
+    result = annotate("\n".join(f"List {n}:\n\n{items}" for n in range(4)))
+    assert result.details["by"] == "items"
+    assert 32 < result.details["promises"] <= 64
 
 
 def test_text_that_cannot_be_encoded_is_refused():

@@ -227,6 +227,31 @@ def test_stats_of_answers_of_another_tokenizer_are_told(place, capsys):
     assert "name the tokenizer" in error
 
 
+def test_stats_of_answers_are_of_pasta_alone(place, capsys):
+    write_rows(place / "a.jsonl", [answer("a")])
+    for dialect in ("apar", "plain"):
+        code, _, error = run(capsys, "stats", "a.jsonl", "--dialect", dialect)
+        assert code == 2
+        assert "read as pasta alone" in error
+        assert error.count("\n") == 1
+
+
+BAD_ANSWERS = {
+    "ids": {"ids": [-1]},
+    "origins": {"origins": "x"},
+    "2 origins for 1 ids": {"origins": "ss"},
+    "0 logprobs for 1 ids": {"logprobs": []},
+}
+
+
+@pytest.mark.parametrize(("message", "changes"), BAD_ANSWERS.items(), ids=list(BAD_ANSWERS))
+def test_answers_that_do_not_fit_together_are_refused(place, capsys, message, changes):
+    write_rows(place / "a.jsonl", [answer("a"), answer("b") | changes])
+    code, _, error = run(capsys, "stats", "a.jsonl")
+    assert code == 2
+    assert "a.jsonl:2 is no answer row: " + message in error
+
+
 @pytest.mark.parametrize("verb", ["check", "stats"])
 def test_a_file_that_cannot_be_read_is_told_on_one_line(place, capsys, verb):
     (place / "bad.jsonl").write_text('{"a": 1}\n{"b', encoding="utf-8")

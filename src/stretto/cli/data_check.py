@@ -10,6 +10,7 @@ import typer
 from stretto.cli import data_options
 
 if TYPE_CHECKING:
+    from stretto.data.check import Checker
     from stretto.data.rows import Annotated as AnnotatedRow
     from stretto.data.rows import Answer
 
@@ -33,7 +34,7 @@ def check(
     from dataclasses import asdict
 
     from stretto.cli.data_progress import Progress
-    from stretto.cli.output import write_json, write_line
+    from stretto.cli.output import one_line, write_json, write_line
     from stretto.data.check import CheckReport, check_file, load_checker
 
     checker = load_checker(tokenizer, dialect=dialect, unit=unit)
@@ -48,7 +49,7 @@ def check(
                 report.faults.append(fault)
                 if not as_json:
                     reasons = "; ".join(fault.reasons)
-                    write_line(f"{fault.file}:{fault.line} {fault.key} {reasons}".strip())
+                    write_line(one_line(f"{fault.file}:{fault.line} {fault.key} {reasons}"))
     result = report.to_json()
     if as_json:
         write_json(result | {"faults": [asdict(fault) for fault in report.faults]})
@@ -77,7 +78,7 @@ def stats(
     checker = load_checker(tokenizer, dialect=dialect, unit=unit)
     facts, num_failed = [], 0
     for file in files:
-        for row in _rows(file):
+        for row in _rows(file, checker):
             try:
                 facts.append(facts_of(row, checker))
             except InvalidInput as error:
@@ -91,10 +92,13 @@ def stats(
     raise typer.Exit(3 if num_failed else 0)
 
 
-def _rows(file: Path) -> list[AnnotatedRow] | list[Answer]:
+def _rows(file: Path, checker: Checker) -> list[AnnotatedRow] | list[Answer]:
     from stretto.data import rows
+    from stretto.errors import InvalidInput
 
     if data_options.holds_answers(file):
+        if checker.dialect != "pasta":
+            raise InvalidInput(f"{file} holds sampled answers, which are read as pasta alone")
         return rows.read_rows(file, rows.Answer)
     return rows.read_rows(file, rows.Annotated)
 

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stretto.data.markup import chunks_of
-from stretto.data.rows import Annotated, prompt_id, read_lines
+from stretto.data.rows import Annotated, first_fault, prompt_id, read_lines
 from stretto.dialects import get_dialect
 from stretto.dialects.base import Parsed, Vocabulary
 from stretto.dialects.pasta import PastaSettings, child_name, default_child_cap
@@ -76,7 +76,7 @@ class Checker:
 
     def reasons(self, response: str, annotated: str) -> list[str]:
         """What is wrong with an annotation of a response; empty if nothing is."""
-        if found := self.refusals(response):
+        if found := self.refusals(response) or self._too_many(annotated):
             return found
         try:
             parsed = self.parse(annotated)
@@ -89,6 +89,15 @@ class Checker:
             found += self._round_trip(parsed.trace, annotated)
             found += self._chunk_faults(parsed.trace, annotated)
         return found or self._illegal(parsed.trace)
+
+    def _too_many(self, annotated: str) -> list[str]:
+        """More promises than are forked; told before the text is parsed, which would take long."""
+        if self._dialect.name != "pasta":
+            return []
+        number, most = len(chunks_of(annotated)), SamplingParams().max_forks
+        if number <= most:
+            return []
+        return [f"too-many-promises: {number}, of which the runtime forks {most}"]
 
     def _round_trip(self, trace: Trace, annotated: str) -> list[str]:
         """Text to trace to text, and text to ids, must lead to the same trace."""
@@ -105,13 +114,9 @@ class Checker:
         return []
 
     def _chunk_faults(self, trace: Trace, annotated: str) -> list[str]:
-        """More promises than are forked, topics that cannot be drawn, chunks without text, and
-        chunks that would be cut off."""
+        """Topics that cannot be drawn, chunks without text, and chunks that would be cut off."""
         found = []
-        chunks = chunks_of(annotated)
-        if len(chunks) > (most := SamplingParams().max_forks):
-            found.append(f"too-many-promises: {len(chunks)}, of which the runtime forks {most}")
-        for number, chunk in enumerate(chunks, start=1):
+        for number, chunk in enumerate(chunks_of(annotated, self.settings.unit), start=1):
             where = f"promise {number}, {chunk.topic!r},"
             drawn = [o for s in trace.of_thread(child_name(number)) for o in s.origins]
             num_drawn, cap = sum(map(is_drawn, drawn)), default_child_cap(chunk.tokens)
@@ -229,9 +234,7 @@ def check_file(path: Path, checker: Checker) -> Iterator[Fault | None]:
         try:
             row = Annotated.model_validate(value)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            reasons = [f"no-annotated-row: {place}: {first['msg']}"]
+            reasons = [f"no-annotated-row: {first_fault(error)}"]
         else:
             key = row.key
             if key in keys:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,8 +24,10 @@ class Chunk:
 
 
 def write_chunk(topic: str, tokens: int, content: str) -> str:
-    """A promise with its block right after it. `topic` has no line break and no double quote."""
-    return f'<promise topic="{topic}" tokens="{tokens}"/><async>{content}</async>'
+    """A promise with its block right after it. `topic` has no line break, and no double quote if
+    a model is to learn it: it could not draw one."""
+    mark = "'" if '"' in topic else '"'
+    return f'<promise topic={mark}{topic}{mark} tokens="{tokens}"/><async>{content}</async>'
 
 
 def promised(num_tokens: int, unit: int = UNIT) -> int:
@@ -42,15 +45,15 @@ def stripped(annotated: str) -> str:
     return "".join(annotated[start:end] for start, end in _kept(annotated))
 
 
-def chunks_of(annotated: str) -> list[Chunk]:
-    """The promises of an annotated text, in order."""
+def chunks_of(annotated: str, unit: int = UNIT) -> list[Chunk]:
+    """The promises of an annotated text, in order, their lengths in whole `unit`s."""
     return [
         Chunk(
             part.tag.topic,
             part.tag.length,
             None if part.block is None else annotated[part.block.start : part.block.end],
         )
-        for part in _parts(annotated)
+        for part in _parts(annotated, unit)
         if isinstance(part, Promised)
     ]
 
@@ -84,10 +87,11 @@ def transplanted(annotated: str, response: str) -> str | None:
     if _SPACE.sub("", text) != _SPACE.sub("", response):
         return None
     places = _places(response)
+    num_solid = [0, *itertools.accumulate(not c.isspace() for c in text)]
     pieces, at = [], 0
     for offset, tag in _tags(annotated):
-        start, end = places[len(_SPACE.sub("", text[:offset]))]
-        is_behind = text[:offset][-1:].isspace()
+        start, end = places[num_solid[offset]]
+        is_behind = text[max(offset - 1, 0) : offset].isspace()
         is_before = text[offset : offset + 1].isspace()
         if is_behind == is_before:
             is_behind = tag.startswith(("<promise", "<async"))
@@ -129,5 +133,5 @@ def _kept(annotated: str) -> Iterator[tuple[int, int]]:
             yield source.start, source.end
 
 
-def _parts(annotated: str) -> list[Part]:
-    return outline(text_tags(annotated, UNIT), len(annotated))[0]
+def _parts(annotated: str, unit: int = UNIT) -> list[Part]:
+    return outline(text_tags(annotated, unit), len(annotated))[0]

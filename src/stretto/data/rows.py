@@ -11,7 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    ValidationError,
+    model_validator,
+)
 
 from stretto.errors import InvalidInput
 from stretto.files import parse_json
@@ -42,8 +49,9 @@ class Answer(Row):
 
     `ids`: the response's tokens in document order (`Trace.response`), each child right after the
     segment that forked it, control tokens and injected ones included, no end of sequence.
-    `origins`: one letter a token: s sampled, f forced, i injected. `logprobs`: of each token under
-    the automaton's mask at temperature 1, null where it was not drawn. `text`: rendered.
+    `origins`: one letter a token: s sampled, f forced, i injected, p placed by a method.
+    `logprobs`: of each token under the automaton's mask at temperature 1, null where it was not
+    drawn. `text`: rendered.
     """
 
     kind: ClassVar[str] = "answer"
@@ -52,13 +60,20 @@ class Answer(Row):
     prompt: str | None = None
     text: str
     finish_reason: str
-    ids: list[int]
-    origins: str
+    ids: list[NonNegativeInt]
+    origins: str = Field(pattern="^[sfip]*$")
     logprobs: list[float | None] | None = None
     num_prompt_tokens: int
     sequential_steps: int
     completion_tokens: int
     control_tokens: int
+
+    @model_validator(mode="after")
+    def _one_of_each_a_token(self) -> Self:
+        for name, values in (("origins", self.origins), ("logprobs", self.logprobs)):
+            if values is not None and len(values) != len(self.ids):
+                raise ValueError(f"{len(values)} {name} for {len(self.ids)} ids")
+        return self
 
     @property
     def key(self) -> str:
@@ -146,6 +161,14 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, value
 
 
+def first_fault(error: ValidationError) -> str:
+    """The first thing that is wrong with a row: field, if it is about one, and reason."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"{place}: {reason}" if place else reason
+
+
 def read_rows(path: Path, kind: type[R]) -> list[R]:
     """All rows of one of our files. Raises `InvalidInput` naming file, line and field."""
     rows = []
@@ -153,10 +176,8 @@ def read_rows(path: Path, kind: type[R]) -> list[R]:
         try:
             rows.append(kind.model_validate(value))
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
             raise InvalidInput(
-                f"{path}:{number} is no {kind.kind} row: {place}: {first['msg']}"
+                f"{path}:{number} is no {kind.kind} row: {first_fault(error)}"
             ) from None
     return rows
 

@@ -50,7 +50,8 @@ class Facts:
 
 
 def facts_of(row: Annotated | Answer, checker: Checker) -> Facts:
-    """A row's figures. Raises `InvalidInput` for a text that cannot be encoded."""
+    """A row's figures. Raises `InvalidInput` for a text that cannot be encoded, and for ids that
+    the checker's tokenizer or dialect cannot tell the meaning of."""
     if isinstance(row, Answer):
         parsed, num_tokens = _parsed_ids(row, checker), row.completion_tokens
     else:
@@ -72,6 +73,11 @@ def facts_of(row: Annotated | Answer, checker: Checker) -> Facts:
 def _parsed_ids(row: Answer, checker: Checker) -> Parsed:
     from stretto.dialects.pasta_text import parse_ids
 
+    if checker.dialect != "pasta":
+        raise InvalidInput(
+            f"sampled answers are read as pasta, not as {checker.dialect}, whose ids alone do not "
+            "say where threads end; annotated rows are read as either"
+        )
     size = checker.vocabulary.size
     if (outside := max(row.ids, default=0)) >= size:
         raise InvalidInput(

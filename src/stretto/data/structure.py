@@ -17,13 +17,16 @@ from stretto.data.markup import UNIT, promised, write_chunk
 from stretto.data.units import Unit, clean_topic, cut_units, topic_of
 from stretto.dialects.pasta_masks import MAX_TOPIC_TOKENS
 from stretto.errors import InvalidInput
+from stretto.params import SamplingParams
 
 MIN_TOKENS = 20
 """A promise costs main about 7 steps, so shorter chunks are grouped."""
 PROMISE_STEPS = 8
 MAX_GROUP_TOPICS = 3
 MAX_GROUPS = 32
-"""Of one run of siblings; the runtime forks 64 threads of a request at most."""
+"""Of one run of siblings."""
+MAX_PROMISES = SamplingParams().max_forks
+"""Of a response: what the runtime forks at most."""
 CONCLUSION = re.compile(
     r"\W*(?:in (?:conclusion|summary|short|closing)|to (?:conclude|sum up|summari[sz]e)|overall|"
     r"altogether|all in all|conclusion|summary|therefore|thus|hence|ultimately|so,)\b",
@@ -97,11 +100,21 @@ class Structure:
         self, response: str, units: Sequence[Unit], parts: Sequence[Part]
     ) -> list[Group | tuple[str, Role]]:
         """Groups of chunks and texts of main, in order; empty if no run of siblings comes to two
-        groups. A run that does not is main's."""
+        groups. A run that does not is main's. Chunks are larger where they are too many to fork."""
+        least = self.min_tokens
+        while True:
+            pieces = self._pieces(response, units, parts, least)
+            if sum(isinstance(piece, Group) for piece in pieces) <= MAX_PROMISES:
+                return pieces
+            least *= 2
+
+    def _pieces(
+        self, response: str, units: Sequence[Unit], parts: Sequence[Part], least: int
+    ) -> list[Group | tuple[str, Role]]:
         pieces: list[Group | tuple[str, Role]] = []
         for is_chunk, run in groupby(parts, key=lambda part: part.role == "chunk"):
             members = list(run)
-            groups = self._groups(response, units, members) if is_chunk else []
+            groups = self._groups(response, units, members, least) if is_chunk else []
             if len(groups) > 1:
                 pieces += groups
                 continue
@@ -110,10 +123,11 @@ class Structure:
                 pieces.append((text, "text" if is_chunk else part.role))
         return pieces if any(isinstance(piece, Group) for piece in pieces) else []
 
-    def _groups(self, response: str, units: Sequence[Unit], members: Sequence[Part]) -> list[Group]:
-        """Siblings in groups of at least `min_tokens`, more where they are too many to fork; what
-        is left over joins the last one."""
-        least = self.min_tokens
+    def _groups(
+        self, response: str, units: Sequence[Unit], members: Sequence[Part], least: int
+    ) -> list[Group]:
+        """Siblings in groups of at least `least` tokens, more where they are too many; what is
+        left over joins the last one."""
         while len(groups := self._grouped_by(response, units, members, least)) > self.max_groups:
             least *= 2
         return groups
