@@ -16,7 +16,7 @@ from tiny_lms import tiny_lm, tiny_tokenizer
 
 from stretto import LM, SamplingParams
 from stretto.cli import main
-from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
+from stretto.errors import InvalidInput, ModelUnavailable, StrettoError, Unsupported
 from stretto.models import load_hf, resolve
 from stretto.models.adapters import Base, fingerprint
 from stretto.models.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -190,6 +190,27 @@ def test_an_adapter_may_be_the_base_of_another_or_of_full_training(
     whole = LM.load(full.save(tmp_path / "whole"), dtype="float32")
     assert whole.card == trainee.card
     assert torch.equal(logits_of(whole.model), logits_of(full.model))
+
+
+def test_a_folder_is_saved_whole_or_not_at_all(
+    saved: tuple[Path, Path, Trainee], tmp_path: Path
+) -> None:
+    _, _, trainee = saved
+    left = tmp_path / ".new.0123abcd.tmp"  # by a kill
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(b"half")
+
+    def full(place: Path) -> None:
+        assert (place / "stretto.json").is_file()
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StrettoError, match=r"cannot write .*new: No space left .*make room"):
+        trainee.save(tmp_path / "new", full)
+    assert not [p for p in tmp_path.iterdir() if "new" in p.name]
+    trainee.save(tmp_path / "new", lambda place: (place / "more").touch())
+    assert {"more", "stretto.json", ADAPTER_WEIGHTS} < {
+        p.name for p in (tmp_path / "new").iterdir()
+    }
 
 
 def test_bfloat16_adapters_are_small_and_merged_in_float32(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -214,10 +212,4 @@ def save_model(trainee: Trainee, folder: Path, before: list[str], pairs: list[Pa
     """Writes the model with the names of all its judges, whole or not at all."""
     from stretto.train.prefer_run import write_preference
 
-    scratch = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        trainee.save(scratch)
-        write_preference(scratch, before=before, pairs=pairs)
-        scratch.replace(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    trainee.save(folder, lambda place: write_preference(place, before=before, pairs=pairs))

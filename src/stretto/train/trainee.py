@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stretto.dialects import get_dialect
-from stretto.errors import InvalidInput, Unsupported
+from stretto.errors import InvalidInput, StrettoError, Unsupported
 from stretto.models.adapters import Base, prepare_tokens
 from stretto.models.loading import quiet
 from stretto.models.weights import is_adapter
@@ -73,27 +73,41 @@ class Trainee:
             raise InvalidInput("the adapter's base has no name; give `make_trainee` its `base`")
         return self.base
 
-    def save(self, folder: Path) -> Path:
-        """Writes an adapter's folder, or for full training a model's, whole or not at all.
+    def save(self, folder: Path, add: Callable[[Path], None] | None = None) -> Path:
+        """Writes an adapter's folder, or for full training a model's, whole or not at all; `add`
+        puts more into it before. What an earlier call that was killed has left is removed.
 
-        Raises `InvalidInput` if the folder exists and is not empty.
+        Raises `InvalidInput` if the folder exists and is not empty, `StrettoError` where the disk
+        takes no more.
         """
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InvalidInput(f"{folder} exists and is not an empty folder; name a new one")
         scratch = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
         try:
+            for left in folder.parent.glob(f".{folder.name}.????????.tmp"):
+                shutil.rmtree(left, ignore_errors=True)
             scratch.mkdir(parents=True)
-            if self.how == "lora":
-                save_adapter(self.model, self._named_base(), scratch)
-            else:
-                with quiet():
-                    self.model.save_pretrained(scratch)
-                self.tokenizer.save_pretrained(scratch)
-            self.card.save(scratch)
+            self._write(scratch)
+            if add is not None:
+                add(scratch)
             scratch.replace(folder)
+        except OSError as error:
+            raise StrettoError(
+                f"cannot write {folder}: {error.strerror or error}; make room there and run the "
+                "same command again"
+            ) from None
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return folder
+
+    def _write(self, folder: Path) -> None:
+        if self.how == "lora":
+            save_adapter(self.model, self._named_base(), folder)
+        else:
+            with quiet():
+                self.model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+        self.card.save(folder)
 
 
 def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
