@@ -17,6 +17,7 @@ from tiny_lms import tiny_lm
 
 from stretto import SamplingParams
 from stretto.cli import main
+from stretto.cli.data_sample import Job
 from stretto.data.rows import Answer, Reject, prompt_id, read_rows
 from stretto.data.sample import LETTERS, Task, request_seed, sample_answers, tasks_of
 from stretto.errors import InvalidInput
@@ -121,6 +122,16 @@ def test_what_cannot_be_answered_is_a_reject_and_the_rest_goes_on(lm):
     assert "positions" in rejects[prompt_id(prompts[1])]
     assert "surrogate" in rejects[prompt_id(prompts[3])]
     assert "empty" in rejects[prompt_id(prompts[4])]
+    assert all(reason.startswith("not-answerable: ") for reason in rejects.values())
+
+
+def test_what_stands_beside_two_files_is_not_the_same_file():
+    def beside(name: str) -> tuple[str, str]:
+        job = Job(Path(name), PARAMS, "auto", "auto", "m", 1, 1, True, True)
+        return job.rejects.name, job.settings.name
+
+    assert beside("d/answers.jsonl") == ("answers.rejects.jsonl", "answers.run.json")
+    assert beside("d/at-0.5") != beside("d/at-0.7")
 
 
 def test_about_a_batch_is_under_way_and_refilled(lm, monkeypatch):

@@ -14,7 +14,9 @@ from stretto.models.embedded import DEFAULT_MODEL
 from stretto.params import SamplingParams
 
 if TYPE_CHECKING:
-    from stretto.data.sample import Tally
+    from stretto.data.rows import Answer, Reject
+    from stretto.data.sample import Tally, Task
+    from stretto.data.store import Store
     from stretto.lm import LM
 
 DEFAULTS = SamplingParams(max_tokens=512, temperature=1.0)
@@ -102,11 +104,15 @@ class Job:
 
     @property
     def rejects(self) -> Path:
-        return self.out.with_suffix(".rejects.jsonl")
+        return self._beside(".rejects.jsonl")
 
     @property
     def settings(self) -> Path:
-        return self.out.with_suffix(".run.json")
+        return self._beside(".run.json")
+
+    def _beside(self, ending: str) -> Path:
+        """Of answers.jsonl answers.run.json. Any other ending is kept: 0.5 and 0.7 are no kinds."""
+        return self.out.with_name(self.out.name.removesuffix(".jsonl") + ending)
 
 
 def _fits(lm: LM, max_prompt_tokens: int | None) -> Callable[[str], bool] | None:
@@ -128,35 +134,17 @@ def _fits(lm: LM, max_prompt_tokens: int | None) -> Callable[[str], bool] | None
 
 def run_job(lm: LM, texts: list[str], job: Job) -> tuple[int, dict[str, Any]]:
     """Samples what is not in the files yet; exit status and summary."""
-    from stretto.cli.data_progress import Progress
-    from stretto.cli.output import interruptible
     from stretto.data.rows import Answer, Reject
-    from stretto.data.sample import Tally, sample_answers, tasks_of
+    from stretto.data.sample import Tally, tasks_of
     from stretto.data.settings import hold_to
     from stretto.data.store import Store
 
     all_tasks = tasks_of(texts, job.n)
-    tally, is_stopped = Tally(), False
+    tally = Tally()
     with Store(job.out, Answer) as answers, Store(job.rejects, Reject) as rejects:
         hold_to(job.settings, _settings(lm, job), str(job.out), {"model": job.model})
         tasks = [t for t in all_tasks if t.key not in answers and t.key not in rejects]
-        with Progress(quiet=job.quiet) as progress, interruptible() as is_interrupted:
-            rows = sample_answers(
-                lm,
-                tasks,
-                job.params,
-                method=job.method,
-                batch=job.batch,
-                keep_prompts=job.keep_prompts,
-                keep_logprobs=job.keep_logprobs,
-                report=lambda drawn: _report(progress, tally, len(tasks), drawn, is_interrupted),
-            )
-            try:
-                for row in rows:
-                    (answers if isinstance(row, Answer) else rejects).add(row)  # type: ignore[arg-type]
-                    tally.add(row)
-            except _Stopped:
-                is_stopped = True
+        is_stopped = _sample(lm, tasks, job, tally, lambda row: _add(row, answers, rejects))
         left = [t for t in all_tasks if t.key not in answers and t.key not in rejects]
         num_rejects = sum(t.key in rejects for t in all_tasks)
         result = {
@@ -169,6 +157,43 @@ def run_job(lm: LM, texts: list[str], job: Job) -> tuple[int, dict[str, Any]]:
     if is_stopped:
         return INTERRUPTED, result
     return (3 if num_rejects else 0), result
+
+
+def _add(row: Answer | Reject, answers: Store[Answer], rejects: Store[Reject]) -> None:
+    from stretto.data.rows import Answer
+
+    if isinstance(row, Answer):
+        answers.add(row)
+    else:
+        rejects.add(row)
+
+
+def _sample(
+    lm: LM, tasks: list[Task], job: Job, tally: Tally, keep: Callable[[Answer | Reject], None]
+) -> bool:
+    """Keeps each answer as soon as it is done. Whether Ctrl-C ended it early."""
+    from stretto.cli.data_progress import Progress
+    from stretto.cli.output import interruptible
+    from stretto.data.sample import sample_answers
+
+    with Progress(quiet=job.quiet) as progress, interruptible() as is_interrupted:
+        rows = sample_answers(
+            lm,
+            tasks,
+            job.params,
+            method=job.method,
+            batch=job.batch,
+            keep_prompts=job.keep_prompts,
+            keep_logprobs=job.keep_logprobs,
+            report=lambda drawn: _report(progress, tally, len(tasks), drawn, is_interrupted),
+        )
+        try:
+            for row in rows:
+                keep(row)
+                tally.add(row)
+        except _Stopped:
+            return True
+    return False
 
 
 class _Stopped(Exception):

@@ -100,7 +100,8 @@ def _submit(lm: LM, task: Task, params: SamplingParams, method: str) -> Stream |
     try:
         return lm.submit(task.prompt, own, method=method, sample=task.sample)
     except InvalidInput as error:
-        return Reject(prompt_id=prompt_id(task.prompt), sample=task.sample, reasons=[str(error)])
+        reasons = [f"not-answerable: {error}"]
+        return Reject(prompt_id=prompt_id(task.prompt), sample=task.sample, reasons=reasons)
 
 
 def _answer(task: Task, stream: Stream, keep_prompts: bool, keep_logprobs: bool) -> Answer:
