@@ -284,6 +284,24 @@ def test_prompts_without_a_baseline_are_counted_and_the_exit_says_so(
     assert (json.loads(out)["no_baseline"], json.loads(out)["scored"]) == (2, 8)
 
 
+def test_a_round_that_left_something_out_says_so(
+    given: Path, whole: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    lines = (given / "base.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "base.jsonl").write_text("".join(lines[:3]))
+    code, out, err = run(
+        "train", "prefer", "--model", str(given / "model"), "--dtype", "float32", "--lambda", "0",
+        "--judge", "none", "--answers", str(whole / "round-1" / "answers.jsonl"),
+        "--baseline", str(tmp_path / "base.jsonl"), "--out", str(tmp_path / "out"), *TRAINING,
+        "--prompts", str(given / "prompts.jsonl"), "--json",
+    )  # fmt: skip
+    assert code == 3
+    assert "were left out" in err
+    (entry,) = json.loads(out)["rounds"]
+    assert entry["scoring"]["no_baseline"] == 1
+    assert json.loads(out)["model"] is not None
+
+
 def test_an_endpoint_judges_and_is_paid_once(
     given: Path, whole: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
 ) -> None:

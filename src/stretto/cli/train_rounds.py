@@ -46,7 +46,18 @@ def run_rounds(plan: Plan) -> tuple[int, dict[str, Any]]:
         if is_first():
             say(f"stopped at {stop} of round {len(results)}; the same command goes on")
     last = results[-1]["model"] if code == 0 else None
+    if code == 0 and any(map(_has_left_out, results)):
+        code = SOME_FAILED
+        if is_first():
+            say("prompts or pairs were left out; the counts of each stage say how many")
     return code, {"rounds": results, "model": last}
+
+
+def _has_left_out(result: Mapping[str, Any]) -> bool:
+    """Whether a round could not use something that it should have: prompts that cannot be answered
+    or that the baseline did not answer, pairs that cannot be learnt from."""
+    losses = (("sampling", "rejected"), ("scoring", "no_baseline"), ("training", "unusable_pairs"))
+    return any(result.get(stage, {}).get(name) for stage, name in losses)
 
 
 def _run_round(plan: Plan, number: int, result: dict[str, Any]) -> None:
