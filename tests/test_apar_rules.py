@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -115,13 +116,29 @@ def test_what_is_no_list(response: str, why: str) -> None:
         (items(" 3:5678910", " 3456 1. 10", " 345678910"),
          [" 3:5678910", " 3456 1. 10", " 345678910"]),
         ("  1. a: 345678910\r\n 2.  b: 345678910\r\n\t10. c: 345678910\r\n",
-         [" 345678910\r"] * 3),
+         [" 345678910"] * 3),
         (items("\n\n45678910", " 345678910", "\n\n45678910"),
          ["\n\n45678910", " 345678910", "\n\n45678910"]),
     ],
 )  # fmt: skip
 def test_where_details_begin_and_end(response: str, expected: list[str]) -> None:
     assert details(response) == expected
+
+
+@pytest.mark.parametrize("response", [LIST, PARAGRAPHS, items("\n\n45678910", *[" 345678910"] * 3)])
+def test_line_ends_of_another_system_change_nothing(response: str) -> None:
+    found = annotate(response.replace("\n", "\r\n"))
+    expected = annotate(response)
+    assert found.text.replace("\r\n", "\n") == expected.text
+    assert found.details == expected.details
+
+
+def test_a_response_of_line_ends_is_read_in_no_time() -> None:
+    """What looked for a number from each of them took as long as their number squared."""
+    response = items(" 345678910", " 3456" + "\n" * 60_000 + "789", " 345678910")
+    started = time.process_time()
+    assert annotate(response).details["forks"] == 3
+    assert time.process_time() - started < 2
 
 
 TWO = "The first of them is long. The second."

@@ -23,7 +23,8 @@ MIN_PARAGRAPHS = 3
 
 _ITEM = re.compile("^[^\\S\n]*\\d+\\.[^\\S\n]+[^\\s:\uff1a][^\n:\uff1a]*[:\uff1a]", re.MULTILINE)
 """The head of a list item up to its colon, which may be a full-width one."""
-_NUMBERED_LINE = re.compile(r"\n\s*\d+\.\s")
+_NUMBERED_LINE = re.compile(r"\n[^\S\n]*\d+\.\s")
+_BLANK_LINE = re.compile(r"\r?\n\r?\n")
 _SENTENCE_END = re.compile(r"\. \s*")
 _TITLE = re.compile(r"\b(?:mr|mrs|dr)\.", re.IGNORECASE)
 _CJK = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]")
@@ -95,13 +96,14 @@ def list_details(response: str) -> list[Span] | str:
     if len(heads) < MIN_FORKS:
         return f"list: {len(heads)} items, fewer than {MIN_FORKS}"
     ends = [head.start() for head in heads[1:]]
-    # At least one character of detail, so that one may begin on a line of its own.
-    blank = response.find("\n\n", heads[-1].end() + 1)
-    ends.append(len(response) if blank < 0 else blank)
+    # Behind a line end at the colon, as a detail may begin on a line of its own.
+    last = heads[-1].end()
+    blank = _BLANK_LINE.search(response, last + (2 if response.startswith("\r\n", last) else 1))
+    ends.append(len(response) if blank is None else blank.start())
     details = []
     for head, end in zip(heads, ends, strict=True):
         start = head.end()
-        detail = response[start:end].rstrip("\n")
+        detail = response[start:end].rstrip("\r\n")
         if len(detail) < MIN_DETAIL:
             return f"list: a detail of {len(detail)} characters, fewer than {MIN_DETAIL}"
         if _NUMBERED_LINE.search(detail):
@@ -139,10 +141,11 @@ def paragraph_details(response: str) -> list[Span] | str:
 
 def _paragraphs(response: str) -> list[Span]:
     """What stands between blank lines, without white space around it."""
-    found, at = [], 0
-    for piece in response.split("\n\n"):
-        start = at + len(piece) - len(piece.lstrip())
+    found, at = list[Span](), 0
+    ends = [(m.start(), m.end()) for m in _BLANK_LINE.finditer(response)]
+    for end, following in [*ends, (len(response), len(response))]:
+        piece = response[at:end]
         if piece.strip():
-            found.append((start, at + len(piece.rstrip())))
-        at += len(piece) + 2
+            found.append((at + len(piece) - len(piece.lstrip()), at + len(piece.rstrip())))
+        at = following
     return found
