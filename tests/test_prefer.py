@@ -174,6 +174,14 @@ def test_a_pair_of_another_chat_template_is_left_out_and_told() -> None:
     assert "another tokenizer or chat template" in unusable[0].reason
 
 
+def test_a_prompt_that_is_not_to_be_had_is_no_pair_left_out() -> None:
+    def book(answer: Answer) -> list[int]:
+        raise InvalidInput("prompt x is in no file given; name the data")
+
+    with pytest.raises(InvalidInput, match="in no file given"):
+        pair_examples(pairs(), answers(), maker(), book)
+
+
 # -- the objective ---------------------------------------------------------------------------------
 
 
@@ -363,7 +371,8 @@ def test_references_of_other_answers_are_not_taken(model: Any, tmp_path: Path) -
 def test_pairs_that_cannot_be_used_are_kept_with_their_reason(model: Any, tmp_path: Path) -> None:
     learner = Learner(model, maker(), lambda answer: [1, 2], {"model": "m"}, Workers())
     settings = PreferSettings(Schedule(1e-4), max_steps=1)
-    with pytest.raises(InvalidInput, match=r"none of 4 prompts has a pair .*4 unusable"):
+    told = r"none of 4 prompts has a pair .*4 unusable.*another tokenizer"
+    with pytest.raises(InvalidInput, match=told):
         train_on_pairs(learner, pairs(), answers(), tmp_path / "none", settings)
     good = Learner(model, maker(), prompt_ids, {"model": "m"}, Workers())
     bad = pairs()[1].prompt_id

@@ -387,6 +387,21 @@ def test_a_place_that_cannot_be_is_told_in_one_line(
     assert err.count("\n") == 1
 
 
+def test_pairs_by_a_quality_that_nobody_gave_are_refused(
+    tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    row = Scored(
+        prompt_id="a" * 16, sample=0, baseline_tokens=9, text_tokens=9, control_tokens=0, steps=9
+    )
+    (tmp_path / "scored.jsonl").write_text(row.model_dump_json(exclude_none=True) + "\n")
+    arguments = ["train", "pairs", "--scored", str(tmp_path / "scored.jsonl")]
+    arguments += ["--out", str(tmp_path / "pairs.jsonl")]
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert "lambda 4 needs a quality, and no judge was asked" in err
+    assert run(*arguments, "--lambda", "0")[0] == 0
+
+
 def test_several_processes_do_not_sample(
     given: Path,
     tmp_path: Path,

@@ -252,13 +252,19 @@ def _judged_so_far(inputs: Inputs, judge: Judge | None, judged: Any) -> Scoring:
 
 
 def write_pairs(rows: Sequence[Any], out: Path, *, lam: str, variant: str) -> list[Pair]:
-    from stretto.errors import UnknownName
+    from stretto.errors import InvalidInput, UnknownName
     from stretto.train.pairs import make_pairs
     from stretto.train.scores import VARIANTS, parse_lambda
 
     if variant not in VARIANTS:
         raise UnknownName("variant", variant, list(VARIANTS))
-    made = make_pairs(rows, lam=parse_lambda(lam), variant=variant)
+    weight = parse_lambda(lam)
+    if weight and all(row.judge is None for row in rows):
+        raise InvalidInput(
+            f"lambda {lam} needs a quality, and no judge was asked; score the answers with one, or "
+            "--lambda 0"
+        )
+    made = make_pairs(rows, lam=weight, variant=variant)
     write_rows(out, made)
     return made
 

@@ -116,7 +116,7 @@ def pair_examples(
     """Examples of all pairs that were made, and those that cannot be used.
 
     A pair's margin is `margin_of` its number of candidates, or `margin` for all. Raises
-    `InvalidInput` for a pair whose answers are not there.
+    `InvalidInput` for a pair whose answers are not there, and what `prompt_ids` raises.
     """
     known = {(a.prompt_id, a.sample): a for a in answers}
     made: list[PairExample] = []
@@ -131,8 +131,9 @@ def pair_examples(
                 f"answer {error.args[0][0]}/{error.args[0][1]} of a pair is in no file of answers; "
                 "give the answers that the pairs were made of"
             ) from None
+        prompts = [prompt_ids(answer) for answer in (best, worst)]
         try:
-            examples = [_example(maker, prompt_ids, answer) for answer in (best, worst)]
+            examples = [_example(maker, *both) for both in zip(prompts, (best, worst), strict=True)]
         except InvalidInput as error:
             unusable.append(UnusablePair(pair.prompt_id, str(error)))
             continue
@@ -141,10 +142,7 @@ def pair_examples(
     return made, unusable
 
 
-def _example(
-    maker: ExampleMaker, prompt_ids: Callable[[Answer], Sequence[int]], answer: Answer
-) -> Example:
-    ids = prompt_ids(answer)
+def _example(maker: ExampleMaker, ids: Sequence[int], answer: Answer) -> Example:
     if len(ids) != answer.num_prompt_tokens:
         raise InvalidInput(
             f"the prompt of answer {answer.key} has {len(ids)} tokens here and had "

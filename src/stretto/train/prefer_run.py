@@ -130,7 +130,7 @@ def train_on_pairs(
     if not made:
         raise InvalidInput(
             f"none of {len(pairs)} prompts has a pair to learn from ({_why(pairs, reasons)}); "
-            "sample more answers or score them otherwise"
+            + next(iter(reasons.values()), "sample more answers or score them otherwise")
         )
     folder.mkdir(parents=True, exist_ok=True)
     if learner.workers.is_first:
