@@ -69,7 +69,7 @@ of their own.</async>""",
         "boards 5 euros per metre. What does it cost in all?",
         """\
 We need the price of the tiles and the price of the skirting boards.\
-<promise topic="price of the tiles" tokens="50"/><async>
+<promise topic="price of the tiles" tokens="60"/><async>
 
 **Tiles:** The floor has an area of 12 m × 8 m = 96 square metres. At 30 euros per square metre, \
 the tiles cost 96 × 30 = 2880 euros.</async>\
@@ -81,17 +81,18 @@ metre, the boards cost 40 × 5 = 200 euros.</async><sync/>
 **Total:** Together this is 2880 + 200 = 3080 euros.""",
     ),
     Demonstration(
-        "a story, in which every sentence builds on the one before: nothing is promised",
-        "Write a very short story about a lost key.",
+        "a list in form, but each step needs the one before: nothing is promised",
+        "A jacket costs 80 euros. The shop raises the price by a quarter and then takes a quarter "
+        "off. What does it cost in the end?",
         """\
-Mara found the key in the pocket of a coat she had bought second hand. It was small and made of \
-brass, with the number 14 scratched into its head. For a week she tried it in every lock she \
-passed, until the old man at the bakery saw it and turned pale. He led her down to the cellar, to \
-a cupboard with thirteen open doors, and one that had been shut since the winter his brother left. \
-Inside lay a loaf of bread, still warm.""",
+1. **The rise.** A quarter of 80 euros is 20 euros, so the jacket first goes up to 80 + 20 = 100 \
+euros.
+2. **The discount.** A quarter of this new price is 100 / 4 = 25 euros, so 25 euros come off.
+3. **The price in the end.** What is left is 100 − 25 = 75 euros. That is 5 euros less than \
+before, since the discount was a quarter of more than the rise was.""",
     ),
     Demonstration(
-        "a nested list: short items are grouped under one promise, long ones have their own",
+        "a nested list: items under a heading are one part with it, as each alone is too short",
         "What should I pack for a weekend of hiking?",
         """\
 For two days on the trail, pack light but do not forget the basics.\
