@@ -236,6 +236,28 @@ def test_trouble_that_passes_is_waited_out(tmp_path, trouble):
     assert len(read_rows(tmp_path / "raw.jsonl", RawReply)) == 1
 
 
+def test_a_reply_that_was_all_thoughts_is_paid_once(tmp_path):
+    raw = tmp_path / "raw.jsonl"
+    thoughts = 200, completion(None, "length"), {}
+    for _ in range(2):
+        with (
+            teaching(lambda *_: thoughts, raw) as (teacher, server),
+            pytest.raises(Postponed, match="cut off at 2048 tokens"),
+        ):
+            teacher.annotate("How?", LIST)
+    assert server.requests == []
+    assert len(read_rows(raw, RawReply)) == 1
+
+
+def test_a_reply_that_is_withheld_is_a_refusal(tmp_path):
+    withheld = 200, completion(None, "content_filter"), {}
+    with teaching(lambda *_: withheld, tmp_path / "raw.jsonl") as (teacher, server):
+        result = teacher.annotate("How?", LIST)
+        assert len(server.requests) == 2
+    assert isinstance(result, Refusal)
+    assert result.reasons[0].startswith("no-annotated-text")
+
+
 def test_retry_after_is_heeded(tmp_path):
     waits: list[float] = []
     with teaching(after(1, TROUBLE["429"], good), tmp_path / "raw.jsonl") as (teacher, _):

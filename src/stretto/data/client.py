@@ -27,6 +27,9 @@ CHARS_PER_TOKEN, BYTES_PER_TOKEN = 2, 3
 """For a bound on a text's tokens before the endpoint counts them: texts have more."""
 TOKENS_PER_MESSAGE = 8
 """A bound on what a chat template adds to each message."""
+WITHOUT_TEXT = frozenset({"length", "content_filter"})
+"""Finish reasons of replies that may rightly have no text: all tokens went into thoughts, or what
+was said is withheld. Asked again, they would be paid again."""
 MIN_KEY = 8
 """A shorter key is a placeholder, such as a local server's, and no secret."""
 
@@ -206,7 +209,10 @@ class Client:
         """The reply in a response, its tokens in the ledger; None for a response without one."""
         choices = getattr(answer, "choices", None)
         choice: Any = choices[0] if isinstance(choices, list) and choices else None
+        reason = self._word(getattr(choice, "finish_reason", None))
         text = getattr(getattr(choice, "message", None), "content", None)
+        if text is None and reason in WITHOUT_TEXT:
+            text = ""
         usage = getattr(answer, "usage", None)
         tokens_in = count_in(usage, "prompt_tokens")
         tokens_out = count_in(usage, "completion_tokens")
@@ -222,10 +228,8 @@ class Client:
             self.ledger.cost += cost
         if not isinstance(text, str):
             return None
-        reason, model = getattr(choice, "finish_reason", None), getattr(answer, "model", None)
-        return Reply(
-            self._scrubbed(text), tokens_in, tokens_out, cost, self._word(reason), self._word(model)
-        )
+        model = self._word(getattr(answer, "model", None))
+        return Reply(self._scrubbed(text), tokens_in, tokens_out, cost, reason, model)
 
     def _word(self, value: Any) -> str | None:
         return self._scrubbed(value) if isinstance(value, str) else None
