@@ -1,9 +1,10 @@
-"""Chooses what a model is taught: all answers that have annotations, and as many that have none.
+"""Chooses what a model is taught: answers that have annotations, and some that have none.
 
-    python benchmarks/pasta/mix.py annotated.jsonl --out mix.jsonl
+    python benchmarks/pasta/mix.py annotated.jsonl --rows 1300 --out mix.jsonl
 
-Most answers of a small model are one short paragraph. Taught on all of them, it would hardly ever
-promise; taught on annotated ones alone, it would not learn when not to.
+Half of a small model's answers are one short paragraph. Taught on all of them, it would hardly
+ever promise; taught on annotated ones alone, it would not learn when not to. The same number of
+rows for each annotator keeps their training equal.
 """
 
 from __future__ import annotations
@@ -20,21 +21,24 @@ LEAST = 8
 """Plain rows that are always kept: a miniature may have no annotated one."""
 
 
-def mixed(rows: list[Annotated], share: float) -> list[Annotated]:
-    """The annotated rows and, by order of their hashes, `share` times as many of the others."""
-    marked = [row for row in rows if row.annotated != row.response]
-    plain = sorted((row for row in rows if row.annotated == row.response), key=lambda r: r.key)
-    num_plain = max(LEAST, round(share * len(marked)))
-    return sorted([*marked, *plain[:num_plain]], key=lambda r: r.key)
+def mixed(rows: list[Annotated], num_rows: int, share: float) -> list[Annotated]:
+    """At most `num_rows`: annotated ones and `share` times as many others, each those of lowest
+    hash."""
+    by_hash = sorted(rows, key=lambda row: row.key)
+    marked = [row for row in by_hash if row.annotated != row.response]
+    plain = [row for row in by_hash if row.annotated == row.response]
+    marked = marked[: round(num_rows / (1 + share))]
+    return sorted([*marked, *plain[: max(LEAST, round(share * len(marked)))]], key=lambda r: r.key)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("rows", type=Path)
+    parser.add_argument("file", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--plain", type=float, default=1.0, help="plain rows per annotated one")
+    parser.add_argument("--rows", type=int, required=True, help="at most so many")
+    parser.add_argument("--plain", type=float, default=0.5, help="plain rows per annotated one")
     arguments = parser.parse_args()
-    rows = mixed(read_rows(arguments.rows, Annotated), arguments.plain)
+    rows = mixed(read_rows(arguments.file, Annotated), arguments.rows, arguments.plain)
     lines = [line_of(row.model_dump(exclude_none=True)) for row in rows]
     write_atomically(arguments.out, b"".join(lines))
     num_marked = sum(row.annotated != row.response for row in rows)

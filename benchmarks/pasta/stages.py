@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 Command = tuple[str, ...]
 PROMPTS = ("--prompts", "prompts/prompts.jsonl")
+ANNOTATORS = ("likelihood", "structure", "apar")
 TRAIN, PREFER = "0-80", "80-100"
 """Percents of prompt hashes: what supervised training sees, and what preference training sees."""
 
@@ -15,6 +16,7 @@ class Sizes:
     """How much of everything. `minutes` scales the estimates, which are of two CPU cores."""
 
     prompts: int
+    rows: int
     epochs: float
     candidates: int
     prefer_prompts: int
@@ -27,9 +29,9 @@ class Sizes:
     minutes: float = 1.0
 
 
-NORMAL = Sizes(2000, 2, 8, 160, 1, ("1", "4", "inf"), 2, 100, 500)
-FULL = Sizes(2900, 2, 10, 600, 1, ("0", "1", "2", "4", "8", "inf"), 3, 400, 1500, minutes=4)
-QUICK = Sizes(40, 1, 2, 6, 1, ("4",), 1, 3, 8, max_tokens=224, minutes=0.01)
+NORMAL = Sizes(2000, 1300, 2, 8, 160, 1, ("1", "4", "inf"), 2, 100, 500)
+FULL = Sizes(2900, 2000, 2, 10, 600, 1, ("0", "1", "2", "4", "8", "inf"), 3, 400, 1500, minutes=4)
+QUICK = Sizes(40, 30, 1, 2, 6, 1, ("4",), 1, 3, 8, max_tokens=224, minutes=0.01)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def stages_of(sizes: Sizes) -> list[Stage]:
         _prompts(),
         _distill(sizes),
         _tidy(),
-        *(_annotate(sizes, name) for name in ("likelihood", "structure", "apar")),
+        *(_annotate(sizes, name) for name in ANNOTATORS),
+        _mix(sizes),
         *_supervised(sizes),
         *_preference(sizes),
         *_multipart(sizes),
@@ -87,14 +90,24 @@ def _annotate(sizes: Sizes, annotator: str) -> Stage:
         "stretto", "data", "annotate", "tidy/answers.jsonl", "--annotator", annotator,
         "--no-prompts", "--out", stage,
     )  # fmt: skip
-    choose = ("python", "mix.py", f"{stage}/annotated.jsonl", "--out", f"{stage}/mix.jsonl")
     minutes = _minutes(sizes, 25 if annotator == "likelihood" else 1)
-    return Stage(stage, minutes, (command, choose), ("annotated.jsonl", "mix.jsonl"))
+    return Stage(stage, minutes, (command,), ("annotated.jsonl",))
+
+
+def _mix(sizes: Sizes) -> Stage:
+    commands = tuple(
+        (
+            "python", "mix.py", f"annotate-{annotator}/annotated.jsonl",
+            "--rows", str(sizes.rows), "--out", f"mix/{annotator}.jsonl",
+        )
+        for annotator in ANNOTATORS
+    )  # fmt: skip
+    return Stage("mix", 1, commands)
 
 
 SFT = {
-    "sft-baseline": ("likelihood", "--baseline"),
     "sft-pasta": ("likelihood", "--dialect", "pasta"),
+    "sft-baseline": ("likelihood", "--baseline"),
     "sft-structure": ("structure", "--dialect", "pasta"),
     "sft-apar": ("apar", "--dialect", "apar"),
 }
@@ -104,9 +117,10 @@ def _supervised(sizes: Sizes) -> list[Stage]:
     stages = []
     for name, (annotator, *settings) in SFT.items():
         command = (
-            "stretto", "train", "sft", "--data", f"annotate-{annotator}/mix.jsonl", *PROMPTS,
+            "stretto", "train", "sft", "--data", f"mix/{annotator}.jsonl", *PROMPTS,
             *settings, "--lora", "--rank", "4", "--epochs", str(sizes.epochs),
-            "--valid-share", "0.05", "--max-tokens", "512", "--out", name,
+            "--valid-share", "0.05", "--valid-every", "40", "--batch-tokens", "4096",
+            "--max-tokens", "512", "--checkpoint-every", "10", "--out", name,
         )  # fmt: skip
         kept = ("model", "metrics.jsonl", "summary.json", "config.json")
         stages.append(Stage(name, _minutes(sizes, 35), (command,), kept))
