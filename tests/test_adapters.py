@@ -238,6 +238,36 @@ def test_new_rows_begin_as_the_mean_of_their_text_forms(tmp_path: Path) -> None:
         make_trainee(model, tokenizer, init="zero")
 
 
+@pytest.mark.parametrize("tied", TIED)
+@pytest.mark.parametrize("init", ["forms", "mean"])
+def test_rows_that_a_model_has_to_spare_are_initialised_too(
+    tmp_path: Path, init: str, tied: bool
+) -> None:
+    """Qwen's tables have more rows than its tokenizer has tokens; nothing ever trained them."""
+    model, tokenizer = load_hf(save_base(tmp_path / "base", tied=tied), dtype="float32")
+    size = len(tokenizer)
+    model.resize_token_embeddings(size + 4, mean_resizing=False)
+    tables = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
+    with torch.no_grad():
+        for table in tables:
+            table[size:] = 9.0
+    trainee = make_trainee(model, tokenizer, how="full", init=init)
+    rows = list(trainee.card.control.values())
+    assert rows == list(range(size, size + 6))  # four to spare, and two more
+    ids = tokenizer.backend_tokenizer.encode("<sync/>", add_special_tokens=False).ids
+    for layer in (trainee.model.get_input_embeddings(), trainee.model.get_output_embeddings()):
+        table = layer.weight.detach()
+        assert float(table[rows].abs().max()) < 5
+        if init == "forms":
+            assert torch.allclose(
+                table[trainee.card.control["sync"]], table[ids].mean(0), atol=1e-6
+            )
+        else:
+            mean = table[:size].mean(0)
+            assert float((table[size : size + 4] - mean).abs().max()) < 0.1
+            assert len({tuple(row) for row in table[rows].tolist()}) == 6
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_adapters_of_other_programs_load_without_our_files(
     saved: tuple[Path, Path, Trainee], tmp_path: Path

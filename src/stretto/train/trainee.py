@@ -15,6 +15,7 @@ from stretto.models.adapters import Base, prepare_tokens
 from stretto.models.loading import quiet
 from stretto.models.weights import is_adapter
 from stretto.tokens import HFVocabulary, ModelCard, add_control_tokens, fit_model
+from stretto.tokens.control import NOISE
 from stretto.train.examples import ExampleMaker
 from stretto.train.lora import Lora, reopened, save_adapter, with_lora
 
@@ -171,8 +172,9 @@ def make_trainee(
     """Makes a Hugging Face model ready to be trained; it and its tokenizer are changed in place.
 
     A `card` of the same dialect is kept but for `settings` (policy, unit, fixed_length). Otherwise
-    the dialect's control tokens are added, and rows for them: `init` forms gives each the mean of
-    the tokens of its text form, mean that of all rows. Tied embeddings stay tied.
+    the dialect's control tokens are added, with rows that the model has to spare or new ones:
+    `init` forms gives each the mean of the tokens of its text form, mean that of all rows. Tied
+    embeddings stay tied.
     """
     if init not in ("forms", "mean"):
         raise InvalidInput(f"init is {init!r}; known: forms, mean")
@@ -183,14 +185,7 @@ def make_trainee(
                 f"the model writes dialect {card.dialect}, and is to learn {dialect}; begin with "
                 "a plain model"
             )
-        forms = get_dialect(dialect).control_forms
-        ids = add_control_tokens(tokenizer, forms) if forms else {}
-        card = ModelCard.describe(dialect, ids, tokenizer.backend_tokenizer, **own)
-        old = int(model.get_input_embeddings().weight.shape[0])
-        fit_model(model, max(ids.values(), default=-1) + 1, seed=seed)
-        new = {name: i for name, i in ids.items() if i >= old}
-        if init == "forms":
-            _init_rows(model, tokenizer, {i: forms[name] for name, i in new.items()})
+        card = _add_tokens(model, tokenizer, dialect, own, init=init, seed=seed)
     else:
         card = ModelCard.model_validate({**card.model_dump(), **own})
         fit_model(model, max(card.control.values(), default=-1) + 1, seed=seed)
@@ -207,15 +202,53 @@ def _base_of(resolved: ResolvedModel) -> Base:
     return Base.of(name, resolved.path, resolved.facts)
 
 
-def _init_rows(model: Any, tokenizer: Any, forms: Mapping[int, str]) -> None:
-    """Each new row becomes the mean of its text form's rows, in embedding and head."""
-    import torch
+def _add_tokens(
+    model: Any, tokenizer: Any, dialect: str, settings: Mapping[str, Any], *, init: str, seed: int
+) -> ModelCard:
+    """Adds a dialect's control tokens and initialises their rows; the card of it all.
 
+    The rows of tokens that the tokenizer had already stay as they are.
+    """
+    forms = get_dialect(dialect).control_forms
+    first = max(tokenizer.backend_tokenizer.get_vocab().values(), default=-1) + 1
+    ids = add_control_tokens(tokenizer, forms) if forms else {}
+    card = ModelCard.describe(dialect, ids, tokenizer.backend_tokenizer, **settings)
+    num_rows = int(model.get_input_embeddings().weight.shape[0])
+    fit_model(model, max(ids.values(), default=-1) + 1, seed=seed)
+    added = {i: forms[name] for name, i in ids.items() if i >= first}
+    if init == "forms":
+        _init_rows(model, tokenizer, added)
+    else:
+        _mean_rows(model, [i for i in added if i < num_rows], first, seed)
+    return card
+
+
+def _tables_of(model: Any) -> list[Any]:
+    """The weights of embedding and head: one, if they are tied."""
     weights = [model.get_input_embeddings().weight]
     head = model.get_output_embeddings()
     if head is not None and head.weight is not weights[0]:
         weights.append(head.weight)
-    backend = tokenizer.backend_tokenizer
+    return weights
+
+
+def _mean_rows(model: Any, rows: list[int], num_known: int, seed: int) -> None:
+    """Rows that the model had to spare become what `fit_model` makes new ones."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in _tables_of(model):
+            known = weight[:num_known].float()
+            noise = torch.randn(len(rows), weight.shape[1], generator=generator).to(weight.device)
+            weight[rows] = (known.mean(0) + NOISE * known.std() * noise).to(weight.dtype)
+
+
+def _init_rows(model: Any, tokenizer: Any, forms: Mapping[int, str]) -> None:
+    """Each of these rows becomes the mean of its text form's rows, in embedding and head."""
+    import torch
+
+    weights, backend = _tables_of(model), tokenizer.backend_tokenizer
     with torch.no_grad():
         for new, form in forms.items():
             ids = backend.encode(form, add_special_tokens=False).ids
