@@ -17,6 +17,8 @@ from stretto.data.annotators import checked_settings
 from stretto.data.rows import Annotated, Answer, prompt_id, read_rows
 from stretto.data.store import Store
 from stretto.errors import InvalidInput
+from stretto.models.folder import ModelFacts
+from stretto.models.registry import ResolvedModel
 
 TAGGED = "Write <sync/> between the two parts, as in this text, and then go on with it."
 CRLF = LIST.replace("\n", "\r\n")
@@ -272,6 +274,35 @@ def test_an_output_that_cannot_be_written_is_told_on_one_line(place, capsys):
     (place / "out").unlink()
     (place / "out" / "annotated.jsonl").mkdir(parents=True)
     code, _, error = annotate(capsys, "rows.jsonl")
+    assert (code, error.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("tokenizer", ["a" * 300, "model.gguf", "tok2", "no/such"])
+def test_a_tokenizer_that_is_none_is_told_on_one_line(place, capsys, tokenizer):
+    write_rows(place / "a.jsonl", [annotated("a", LIST, LIST)])
+    (place / "tok2").mkdir()
+    (place / "model.gguf").write_bytes(b"GGUF")
+    assert main(["data", "check", "a.jsonl", "--tokenizer", tokenizer]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "at line 1 column" not in error  # a .gguf file is read as a model
+
+
+def test_the_tokenizer_of_an_adapter_is_its_bases(place, capsys, monkeypatch):
+    write_rows(place / "a.jsonl", [annotated("a", LIST, structure().annotate("", LIST).text)])
+    (place / "lora").mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (place / "lora" / name).write_text("{}", encoding="utf-8")
+    base = ResolvedModel("tok", place / "tok", "folder", ModelFacts.__new__(ModelFacts))
+    monkeypatch.setattr("stretto.models.adapters.base_of", lambda *_: base)
+    assert main(["data", "check", "a.jsonl", "--tokenizer", "lora"]) == 0
+    assert "ok                   1" in capsys.readouterr().out
+
+
+def test_a_name_that_is_too_long_for_a_folder_is_told_on_one_line(place, capsys):
+    write_rows(place / "rows.jsonl", [{"prompt": "q", "response": LIST}])
+    arguments = ["rows.jsonl", "--annotator", "structure", "--out", "x" * 300]
+    code, _, error = run(capsys, "annotate", *arguments)
     assert (code, error.count("\n")) == (2, 1)
 
 

@@ -7,11 +7,12 @@ own runtime, chunk caps included.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -25,6 +26,9 @@ from stretto.errors import InvalidInput
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN
 from stretto.trace import Trace, is_drawn
+
+if TYPE_CHECKING:
+    from stretto.models.registry import ResolvedModel
 
 MAX_POSITIONS = 1 << 20
 """Of an imagined model: whether a row fits a real one's positions is seen in training."""
@@ -172,20 +176,29 @@ def _difference(expected: str, found: str) -> str:
 def load_checker(
     tokenizer: str | None = None, *, dialect: str = "pasta", unit: int = 10
 ) -> Checker:
-    """A checker with the tokenizer of a file, folder or model; by default the embedded model's.
+    """A checker with the tokenizer of a file, folder or model, an adapter's being its base's; by
+    default the embedded model's.
 
     Raises `InvalidInput` and its kinds if there is none.
     """
+    from stretto.models.adapters import base_of
     from stretto.models.embedded import DEFAULT_MODEL
+    from stretto.models.weights import is_adapter
     from stretto.tokens import load_vocabulary
 
-    path = Path(tokenizer).expanduser() if tokenizer is not None else None
-    if path is None or not path.exists():
-        from stretto.models import resolve
-
-        path = resolve(DEFAULT_MODEL if tokenizer is None else tokenizer, offline=True).path
+    path = None if tokenizer is None else Path(tokenizer).expanduser()
+    if path is None or path.suffix.lower() == ".gguf" or not os.path.exists(path):
+        path = _resolve(DEFAULT_MODEL if tokenizer is None else tokenizer).path
+    if is_adapter(path):
+        path = base_of(path, _resolve).path
     vocabulary = load_vocabulary(path, get_dialect(dialect).control_forms)
     return Checker(vocabulary, dialect=dialect, settings=PastaSettings(unit=unit))
+
+
+def _resolve(name: str) -> ResolvedModel:
+    from stretto.models import resolve
+
+    return resolve(name, offline=True)
 
 
 # -- files -----------------------------------------------------------------------------------------
