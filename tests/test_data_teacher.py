@@ -378,6 +378,17 @@ def test_replies_without_counts_are_booked_with_bounds(tmp_path):
     assert book["total_cost"] > 0
 
 
+def test_replies_without_text_that_are_asked_for_again_keep_to_the_cap(tmp_path):
+    silent = 200, completion(None), {}
+    options = PRICES | {"max_tokens": 200, "max_attempts": 20}
+    with teaching(lambda *_: silent, tmp_path / "raw.jsonl", max_cost=20.0, **options) as pair:
+        teacher, server = pair
+        with pytest.raises(Exhausted, match="cap"):
+            teacher.annotate("How?", LIST)
+        assert 1 < len(server.requests) < 10
+        assert teacher.ledger()["total_cost"] == pytest.approx(2.0 * len(server.requests))
+
+
 NO_COUNTS = ["x", {"prompt_tokens": "many"}, {"prompt_tokens": -5, "completion_tokens": -7}, [1]]
 
 
