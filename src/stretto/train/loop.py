@@ -135,7 +135,7 @@ class Loop:
     def _step(self, step: int) -> dict[str, float]:
         began = time.perf_counter()
         self._model.train()
-        tally, num_tokens = Tally(), 0
+        tally = Tally()
         packs = self._steps.packs(step)
         for number, pack in self._workers.share(packs):
             torch.manual_seed(_seed_of(self._settings.seed, step, number))
@@ -144,7 +144,7 @@ class Loop:
             outcome.loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.collect()
             tally.add(outcome)
-            num_tokens += getattr(batch, "num_tokens", 0)
+            tally.num_tokens += getattr(batch, "num_tokens", 0)
         self._workers.sum_tensors(list(self.optimizer.gradients.values()))
         tally = self._workers.sum_tally(tally)
         if not tally.num_terms:
@@ -161,7 +161,7 @@ class Loop:
         seconds = time.perf_counter() - began
         line = {"step": step + 1, "of": self._steps.num_steps, **metrics}
         line |= {"lr": lr, "grad_norm": norm, "num_packs": len(packs)}
-        self._write("train", {**line, "tokens": num_tokens, "seconds": round(seconds, 4)})
+        self._write("train", {**line, "tokens": tally.num_tokens, "seconds": round(seconds, 4)})
         return metrics
 
     @torch.no_grad()

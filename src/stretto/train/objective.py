@@ -54,11 +54,12 @@ class Validation:
 
 
 class Tally:
-    """Sums of losses, terms and metrics over batches."""
+    """Sums of losses, terms, tokens and metrics over batches."""
 
     def __init__(self) -> None:
         self.loss = 0.0
         self.num_terms = 0.0
+        self.num_tokens = 0
         self.shares: dict[str, Share] = {}
 
     def add(self, outcome: Outcome) -> None:

@@ -41,9 +41,11 @@ class Workers:
         if self.count == 1:
             return tally
         total = Tally()
-        for loss, num_terms, shares in self._gather([tally.loss, tally.num_terms, tally.shares]):
+        own = [tally.loss, tally.num_terms, tally.num_tokens, tally.shares]
+        for loss, num_terms, num_tokens, shares in self._gather(own):
             total.loss += loss
             total.num_terms += num_terms
+            total.num_tokens += num_tokens
             for name, (value, weight) in shares.items():
                 before = total.shares.get(name, (0.0, 0.0))
                 total.shares[name] = before[0] + value, before[1] + weight
