@@ -29,14 +29,11 @@ class JudgeSettings:
     expected: Path | None = None
     replies: Path | None = None
     concurrency: int = 8
-    timeout_s: float = 120.0
-    max_attempts: int = 6
     price_in: float | None = None
     price_out: float | None = None
     max_cost: float | None = None
     dtype: str = "auto"
     device: str = "cpu"
-    batch_tokens: int = 2048
 
 
 def open_judge(settings: JudgeSettings) -> Judge:
@@ -64,4 +61,4 @@ def _likelihood(settings: JudgeSettings) -> Judge:
     lm = LM.load(
         settings.model, dtype=settings.dtype, device=settings.device, engine="hf", pool_slots=2
     )
-    return LikelihoodJudge(lm, batch_tokens=settings.batch_tokens)
+    return LikelihoodJudge(lm)

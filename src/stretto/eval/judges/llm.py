@@ -89,8 +89,6 @@ class LLMJudge:
             model=settings.model,
             url=settings.url,
             api_key_env=settings.api_key_env,
-            timeout_s=settings.timeout_s,
-            max_attempts=settings.max_attempts,
             max_tokens=MAX_REPLY_TOKENS,
             price_in=settings.price_in,
             price_out=settings.price_out,
