@@ -178,6 +178,15 @@ def test_answers_are_skipped_by_their_own_fields(place, capsys):
     assert result["left_out"] == {"field control_tokens": 1}
 
 
+def test_answers_and_rows_of_the_same_prompts_are_told_apart(place, capsys):
+    write_rows(place / "answers.jsonl", [answer(p) | {"prompt": p} for p in "ab"])
+    rows = [{"prompt": p, "response": r} for p, r in (("a", LIST), ("b", "Other."), ("c", LIST))]
+    write_rows(place / "rows.jsonl", rows)
+    code, result, _ = annotate(capsys, "answers.jsonl", "rows.jsonl")
+    assert (code, result["annotated"]) == (0, 3)
+    assert result["left_out"] == {"repeated": 1, "an answer has its key": 1}
+
+
 def test_an_answer_with_another_prompt_than_its_name_says_is_refused(place, capsys):
     write_rows(place / "answers.jsonl", [answer("a") | {"prompt": "b"}])
     code, _, error = annotate(capsys, "answers.jsonl")

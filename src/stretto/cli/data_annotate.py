@@ -143,9 +143,13 @@ def read_items(
     total: Counter[str] = Counter()
     for counts in (left_out, reasons, more_reasons, more_left_out):
         total.update(counts)
-    keys = {item.key for item in items}
-    fresh = [item for item in more if item.key not in keys]
-    total["repeated"] += len(more) - len(fresh)
+    taken = {item.key: item.response for item in items}
+    fresh = [item for item in more if item.key not in taken]
+    total.update(
+        "repeated" if taken[item.key] == item.response else "an answer has its key"
+        for item in more
+        if item.key in taken
+    )
     return [*items, *fresh], {reason: count for reason, count in total.items() if count}
 
 
