@@ -44,7 +44,7 @@ def load_hf(path: Path, *, dtype: str = "auto", device: str = "cpu") -> tuple[An
 
 
 def _load_adapter(path: Path, dtype: str, device: str) -> tuple[Any, Any]:
-    from stretto.models.adapters import load_adapter
+    from stretto.models.merging import load_adapter
     from stretto.models.registry import resolve
 
     return load_adapter(

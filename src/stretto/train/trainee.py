@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stretto.dialects import get_dialect
 from stretto.errors import InvalidInput, StrettoError, Unsupported
-from stretto.models.adapters import Base, prepare_tokens
+from stretto.models.adapters import Base
 from stretto.models.loading import quiet
+from stretto.models.merging import prepare_tokens
 from stretto.models.weights import is_adapter
 from stretto.tokens import HFVocabulary, ModelCard, add_control_tokens, fit_model
 from stretto.tokens.control import NOISE
