@@ -52,6 +52,7 @@ class Job:
             raise UnknownName("annotator", self.annotator, list(ANNOTATORS))
         if self.annotator == "teacher" and self.model is None:
             raise InvalidInput("annotator teacher needs --model, the name the endpoint knows")
+        self._check_used()
         data_options.check(
             concurrency=self.concurrency, max_tokens=self.max_tokens, attempts=self.attempts
         )
@@ -60,6 +61,17 @@ class Job:
         if not math.isfinite(self.temperature):
             raise InvalidInput(f"--temperature must be a number, got {self.temperature}")
         self.own_settings()
+
+    def _check_used(self) -> None:
+        """Raises for an option that another annotator has: it would be passed over in silence."""
+        from stretto.errors import InvalidInput
+
+        of_teacher = ("base_url", "price_in", "price_out", "cap")
+        others = {"teacher": (), "likelihood": of_teacher}
+        for name in others.get(self.annotator, ("model", *of_teacher)):
+            if getattr(self, name) is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise InvalidInput(f"annotator {self.annotator} has no {option}; leave it out")
 
     def own_settings(self) -> dict[str, Any]:
         """Those of --set: JSON values, or texts where they are none."""
