@@ -55,11 +55,8 @@ def merge(model: Any, folder: Path) -> None:
     """
     import torch
 
-    tensors, scaling, rank = (
-        _read_weights(folder),
-        scaling_of(folder),
-        read_json_object(folder / ADAPTER_CONFIG)["r"],
-    )
+    tensors, scaling = _read_weights(folder), scaling_of(folder)
+    rank = read_json_object(folder / ADAPTER_CONFIG)["r"]
     parameters = dict(model.named_parameters(remove_duplicate=False))
     with torch.no_grad():
         for name in sorted(tensors):
