@@ -94,7 +94,7 @@ BAD = {
     "--pairs must be at least 1, got 0": ["hi", "--compare", "--pairs", "0"],
     "--page-size 9 exceeds --pool-slots 8": ["hi", "--page-size", "9", "--pool-slots", "8"],
     "'sequentail'; did you mean 'sequential'?": ["hi", "--method", "sequentail"],
-    "unknown method 'zzz'; known: auto, pasta": ["hi", "--method", "zzz"],
+    "unknown method 'zzz'; known: apar, auto, pasta": ["hi", "--method", "zzz"],
     "unknown dtype 'float16'": ["hi", "--dtype", "float16"],
     "the prompt is empty": [""],
     "the prompt 'caf\\udce9' is not UTF-8": ["caf\udce9"],

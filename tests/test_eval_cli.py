@@ -87,7 +87,7 @@ def test_a_run_leaves_a_whole_folder(
     with (out / "prompts.csv").open() as file:
         assert [row["number"] for row in csv.DictReader(file)] == ["1", "2", "3", "4", "5"]
     (environment,) = json.loads((out / "environment.json").read_text())
-    assert environment["command"].startswith("stretto ")
+    assert environment["command"].split()[0] == "stretto"
     assert environment["machine"]["versions"]["torch"]
     config = json.loads((out / "config.json").read_text())
     assert config["baseline"]["method"] == "sequential"
@@ -111,7 +111,9 @@ def test_the_same_command_goes_on_and_another_one_is_refused(
     assert run(out, prompts, "--pairs", "0") == 0
     whole = rows_of(out)
     path = out / "rows.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]) + b'{"torn')
+    path.write_bytes(
+        b"".join(path.read_bytes().splitlines(keepends=True)[:2]) + b'{"prompt_id": "torn'
+    )
     assert run(out, prompts, "--pairs", "0") == 0
     assert [row.model_copy(update={"process": 0}) for row in rows_of(out)] == whole
     assert [row.process for row in rows_of(out)] == [0, 0, 1, 1, 1]

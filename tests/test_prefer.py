@@ -288,7 +288,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 def test_training_widens_the_gap_towards_the_margin(model: Any, tmp_path: Path) -> None:
     made = examples()
     found = train(model, tmp_path, num_steps=25)
-    objective = Preference(made, reference(lm().model, tmp_path, made))
+    objective = Preference(made, reference(lm().model, tmp_path / "again", made))
     outcome = objective.outcome(model.eval(), objective.batch(tuple(range(len(made)))))
     gap = outcome.metrics["gap"][0] / len(made)
     margin = sum(p.margin for p in made) / len(made)

@@ -18,6 +18,7 @@ from stretto.errors import InvalidInput
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN, Recorder
 from stretto.runtime import chooser
+from stretto.runtime import quick as quick_module
 from stretto.runtime.chooser import Chooser, SeenIds
 from stretto.runtime.quick import quick_draw
 from stretto.runtime.sampler import Sampling, draw, uniform
@@ -247,13 +248,17 @@ def test_a_choice_takes_no_more_work_than_it_needs(monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(module, name, counted)
 
-    for module, name in ((chooser, "uniform"), (chooser, "draw"), (torch, "softmax")):
+    for module, name in ((chooser, "uniform"), (chooser, "draw"), (chooser, "peak")):
         counting(module, name)
+    counting(quick_module, "_softmax")
     counting(np, "flatnonzero")
     recorder, legal = a_thread([3]), Legal(np.arange(300) > 7)
     for params, want in (
-        (SamplingParams(), {"softmax": 10, "flatnonzero": 1}),
-        (SamplingParams(temperature=0.8), {"softmax": 20, "flatnonzero": 1, "uniform": 10}),
+        (SamplingParams(), {"peak": 10, "flatnonzero": 1}),
+        (
+            SamplingParams(temperature=0.8),
+            {"peak": 10, "_softmax": 10, "flatnonzero": 1, "uniform": 10},
+        ),
     ):
         calls.clear()
         chooses = Chooser(params, 0, None)
