@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint setup model clean
+.PHONY: demo test lint setup model reproduce-pasta clean
 
 demo: model
 	$(BIN)/stretto run "What are the benefits of regular exercise?" --method sot --compare
@@ -20,6 +20,11 @@ lint: setup
 
 model: setup
 	$(BIN)/stretto model pull
+
+# DATA: a folder with instruct/*.jsonl and eval/alpaca_eval_400.jsonl. Stages that are kept in
+# benchmarks/results/pasta are not run again. QUICK=1: in miniature; FULL=1: the whole grid.
+reproduce-pasta: model
+	$(BIN)/python benchmarks/pasta/reproduce.py --data "$(DATA)" --work build/pasta $(if $(QUICK),--quick) $(if $(FULL),--full)
 
 setup: $(VENV)/.ready
 
