@@ -117,7 +117,7 @@ class LikelihoodAnnotator:
         return self.annotate_many([(prompt, response)])[0]
 
     def annotate_many(self, pairs: Sequence[tuple[str, str]]) -> list[Annotation | Refusal]:
-        """The same for many (prompt, response), whose passes are shared: some 15 % quicker."""
+        """The same for many (prompt, response), whose passes are shared."""
         return [found for some in _slices(pairs, MANY) for found in self._annotate(some)]
 
     # -- internals -----------------------------------------------------------------------------
