@@ -29,7 +29,7 @@ class Sizes:
     minutes: float = 1.0
 
 
-NORMAL = Sizes(2000, 1300, 2, 8, 160, 1, ("1", "4", "inf"), 2, 100, 500)
+NORMAL = Sizes(2000, 1300, 2, 8, 160, 1, ("0.5", "1", "4", "inf"), 2, 100, 500)
 FULL = Sizes(2900, 2000, 2, 10, 600, 1, ("0", "1", "2", "4", "8", "inf"), 3, 400, 1500, minutes=4)
 QUICK = Sizes(40, 30, 1, 2, 6, 1, ("4",), 1, 3, 8, max_tokens=224, minutes=0.01)
 
@@ -53,9 +53,10 @@ def stages_of(sizes: Sizes) -> list[Stage]:
         _tidy(),
         *(_annotate(sizes, name) for name in ANNOTATORS),
         _mix(sizes),
-        *_supervised(sizes),
+        *_supervised(sizes, "sft-pasta", "sft-baseline"),
         *_preference(sizes),
         *_multipart(sizes),
+        *_supervised(sizes, "sft-structure", "sft-apar"),
         *_evaluation(sizes),
         _report(sizes),
     ]
@@ -113,9 +114,10 @@ SFT = {
 }
 
 
-def _supervised(sizes: Sizes) -> list[Stage]:
+def _supervised(sizes: Sizes, *names: str) -> list[Stage]:
     stages = []
-    for name, (annotator, *settings) in SFT.items():
+    for name in names:
+        annotator, *settings = SFT[name]
         command = (
             "stretto", "train", "sft", "--data", f"mix/{annotator}.jsonl", *PROMPTS,
             *settings, "--lora", "--rank", "4", "--epochs", str(sizes.epochs),
@@ -123,7 +125,7 @@ def _supervised(sizes: Sizes) -> list[Stage]:
             "--max-tokens", "512", "--checkpoint-every", "10", "--out", name,
         )  # fmt: skip
         kept = ("model", "metrics.jsonl", "summary.json", "config.json")
-        stages.append(Stage(name, _minutes(sizes, 35), (command,), kept))
+        stages.append(Stage(name, _minutes(sizes, 20), (command,), kept))
     return stages
 
 
