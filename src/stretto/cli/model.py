@@ -1,4 +1,4 @@
-"""`stretto model`: fetch models, and say what is there."""
+"""`stretto model`: fetch or make models, and say what is there."""
 
 import json
 from dataclasses import asdict
@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stretto.cli.model_new import new
 from stretto.cli.output import say, write_json, write_line
 from stretto.models.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from stretto.models import ResolvedModel
 
-app = typer.Typer(no_args_is_help=True, help="Fetch models, and say what is there.")
+app = typer.Typer(no_args_is_help=True, help="Fetch or make models, and say what is there.")
 
 Name = Annotated[str, typer.Argument(help="A model name, folder, .gguf file or hub org/model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -71,3 +72,6 @@ def list_models(as_json: AsJson = False) -> None:
     for model in found:
         state = f"{model.size_bytes / 1e6:.0f} MB" if model.problem is None else model.problem
         write_line(f"{model.name}\t{state}\t{model.path}")
+
+
+app.command()(new)
