@@ -139,6 +139,7 @@ def _example(sheet: Sheet, table: Any) -> Any:
         targets=nothing,
         classes=nothing,
         legal=nothing,
+        follows=nothing,
         table=table,
         num_illegal=0,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,23 @@ def sample_answers(
     is told after each pass how many tokens all requests have drawn so far. Leaving the iterator
     early cancels what is under way.
     """
+    streams = sample_streams(lm, tasks, params, method=method, batch=batch, report=report)
+    keep = {"keep_prompts": keep_prompts, "keep_logprobs": keep_logprobs}
+    with closing(streams):
+        for task, done in streams:
+            yield done if isinstance(done, Reject) else answer_of(task, done.completion, **keep)
+
+
+def sample_streams(
+    lm: LM,
+    tasks: Sequence[Task],
+    params: SamplingParams,
+    *,
+    method: str = "auto",
+    batch: int = 32,
+    report: Callable[[int], None] | None = None,
+) -> Generator[tuple[Task, Stream | Reject], None, None]:
+    """As `sample_answers`, each task with its finished stream: all that happened in it."""
     if batch < 1:
         raise InvalidInput(f"batch must be at least 1, got {batch}")
     waiting = deque(tasks)
@@ -77,7 +95,7 @@ def sample_answers(
                 task = waiting.popleft()
                 started = _submit(lm, task, params, method)
                 if isinstance(started, Reject):
-                    yield started
+                    yield task, started
                 else:
                     running.append((task, started))
             if not running:
@@ -89,7 +107,9 @@ def sample_answers(
             running = [pair for pair in running if not pair[1].request.is_done]
             for task, stream in done:
                 num_drawn += stream.request.num_drawn
-                yield _answer(task, stream, keep_prompts, keep_logprobs)
+                if stream.request.error is not None:
+                    raise StrettoError(f"decoding failed: {stream.request.error}")
+                yield task, stream
     finally:
         for _, stream in running:
             stream.close()
@@ -102,14 +122,6 @@ def _submit(lm: LM, task: Task, params: SamplingParams, method: str) -> Stream |
     except InvalidInput as error:
         reasons = [f"not-answerable: {error}"]
         return Reject(prompt_id=prompt_id(task.prompt), sample=task.sample, reasons=reasons)
-
-
-def _answer(task: Task, stream: Stream, keep_prompts: bool, keep_logprobs: bool) -> Answer:
-    if stream.request.error is not None:
-        raise StrettoError(f"decoding failed: {stream.request.error}")
-    return answer_of(
-        task, stream.completion, keep_prompts=keep_prompts, keep_logprobs=keep_logprobs
-    )
 
 
 def answer_of(

@@ -42,13 +42,17 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class ThreadEnd:
-    """A thread ended; `text` is what its last, incomplete character turned out to be."""
+    """A thread ended; `text` is what its last, incomplete character turned out to be.
+
+    `logprob` is that of the end of sequence or stop id that it drew; None if it drew none.
+    """
 
     type: ClassVar[str] = "thread_end"
     thread: str
     reason: str
     text: str
     step: int
+    logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ class Lane:
     """One thread's view, text, held-back moves, and the logits of its newest row.
 
     `drawn_at` and `logprob` are of the token drawn last: one that a wait holds back is placed
-    later and keeps them. `unsettled` are placed tokens that may yet turn out to be text.
+    later and keeps them. `end_logprob` is of the id that ends the thread, if it drew one; that is
+    never placed. `unsettled` are placed tokens that may yet turn out to be text.
     """
 
     thread: OpenThread
@@ -30,6 +31,7 @@ class Lane:
     logits: Row | None = None
     drawn_at: int = 0
     logprob: float | None = None
+    end_logprob: float | None = None
     num_placed: int = 0
     unsettled: list[events.Token] = field(default_factory=list)
 
@@ -70,4 +72,5 @@ class Lane:
     def end(self, reason: str, step: int) -> None:
         """Emits the thread's end, with what was left of its last character."""
         self.settle()
-        self.log.emit(events.ThreadEnd(self.thread.name, reason, self.text.flush(), step))
+        name, text = self.thread.name, self.text.flush()
+        self.log.emit(events.ThreadEnd(name, reason, text, step, self.end_logprob))

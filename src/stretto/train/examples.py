@@ -45,8 +45,10 @@ class Example:
     `segment` is each token's segment, `sees[s, t]` whether segment `s` sees segment `t`, `is_block`
     which segments see themselves both ways: together they are `trace.visible`. `targets` is the id
     that a token is to predict or `IGNORE`; `classes` an index into `CLASSES` or -1; `legal` the
-    number of the mask of that draw in the maker's `table`, or `UNMASKED`. `num_illegal` targets
-    were left out because the sampler could not have drawn them. `key` names the row.
+    number of the mask of that draw in the maker's `table`, or `UNMASKED`; `follows` the token that
+    is predicted, by its place here, or -1 for an end of sequence and where there is no target.
+    `num_illegal` targets were left out because the sampler could not have drawn them. `key` names
+    the row.
     """
 
     key: str
@@ -58,6 +60,7 @@ class Example:
     targets: Int[Tensor, "tokens"]
     classes: Int[Tensor, "tokens"]
     legal: Int[Tensor, "tokens"]
+    follows: Int[Tensor, "tokens"]
     table: LegalTable
     num_illegal: int
     issues: tuple[str, ...] = ()
@@ -116,6 +119,10 @@ class _Prompted:
     @property
     def spare_ids(self) -> frozenset[int]:
         return self._inner.spare_ids
+
+    @property
+    def reasoning_end(self) -> int | None:
+        return self._inner.reasoning_end
 
     def encode(self, text: str) -> list[int]:
         return list(text.ids) if isinstance(text, PromptIds) else self._inner.encode(text)
@@ -234,6 +241,7 @@ class ExampleMaker:
         numbers = dict(zip(places.response, map(self.table.add, legal), strict=True))
         targets = torch.full((places.num_tokens,), IGNORE)
         classes, rules = torch.full_like(targets, -1), torch.full_like(targets, UNMASKED)
+        follows = torch.full_like(targets, -1)
         kinds = classes_of(trace, self._kinds)
         num_illegal = 0
         end_id = self.end_id if ended else None
@@ -249,6 +257,7 @@ class ExampleMaker:
                 continue
             row = places.flat(place)
             targets[row], rules[row] = wanted, number
+            follows[row] = -1 if following is None else places.flat(following)
             end = "end" if thread == MAIN else "close"
             classes[row] = CLASSES.index(end if following is None else kinds[following])
         flat = [s.id for s in trace.segments for _ in s.tokens]
@@ -262,6 +271,7 @@ class ExampleMaker:
             targets=targets,
             classes=classes,
             legal=rules,
+            follows=follows,
             table=self.table,
             num_illegal=num_illegal,
             issues=issues,
