@@ -1,0 +1,136 @@
+"""From what steps read to the registers that hold them: liveness, null models, what they cost.
+
+Steps are numbered from 0 in the order of the text; `reads[k]` are the earlier steps that step k
+needs, `lengths[k]` its tokens with its register. A step's KV is let go of when its register is
+written again, so it costs memory from its last use up to then: which dead step a new one replaces
+matters. The largest first is optimal, since each step lets go of one at most (unit jobs with
+release dates and weights, an exchange argument), and needs no more registers than liveness does.
+
+Strict: the register of step j may be taken by step k if the last step that reads j comes before k.
+Grace: also if it is k itself, whose register still sees j.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Reads = Sequence[Sequence[int]]
+
+
+def last_uses(reads: Reads) -> list[int]:
+    """Of each step the last one that reads it; itself if none does."""
+    last = list(range(len(reads)))
+    for k, needed in enumerate(reads):
+        for j in needed:
+            last[j] = max(last[j], k)
+    return last
+
+
+def live_counts(reads: Reads, *, grace: bool = False) -> list[int]:
+    """How many registers are in need while each step is written, its own included."""
+    last, ahead = last_uses(reads), int(grace)
+    return [1 + sum(last[j] >= k + ahead for j in range(k)) for k in range(len(reads))]
+
+
+def max_live(reads: Reads, *, grace: bool = False) -> int:
+    """The least number of registers that hold every step until its last use; 0 of no steps."""
+    return max(live_counts(reads, grace=grace), default=0)
+
+
+def deaths(registers: Sequence[int]) -> list[int | None]:
+    """Of each step the one that takes its register, or None."""
+    taken: dict[int, int] = {}
+    found: list[int | None] = [None] * len(registers)
+    for k in range(len(registers) - 1, -1, -1):
+        found[k] = taken.get(registers[k])
+        taken[registers[k]] = k
+    return found
+
+
+def needed_kills(
+    registers: Sequence[int], reads: Reads, *, grace: bool = False
+) -> list[tuple[int, int]]:
+    """Pairs (step, killer) where a step is let go of while it, or a later step, still needs it."""
+    last, ahead = last_uses(reads), int(grace)
+    return [
+        (j, k) for j, k in enumerate(deaths(registers)) if k is not None and last[j] >= k + ahead
+    ]
+
+
+def mean_live(lengths: Sequence[int], registers: Sequence[int], *, grace: bool = False) -> float:
+    """Generated tokens that a token of the response sees, itself included, on average: a trace's
+    `generated_mean`. 0.0 of no tokens.
+
+    A token is seen from its own place up to that of the register that lets go of it (grace: this
+    one included), so the sum over tokens of those lengths is the sum over places of what is seen.
+    """
+    starts, at = [], 0
+    for length in lengths:
+        starts.append(at)
+        at += length
+    total = 0
+    for start, length, killer in zip(starts, lengths, deaths(registers), strict=True):
+        end = at if killer is None else starts[killer] + int(grace)
+        total += sum(end - place for place in range(start, start + length))
+    return total / at if at else 0.0
+
+
+# -- assignments -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """A register a step. `hurried`: steps let go of before their slack was over, for want of a
+    register."""
+
+    registers: tuple[int, ...]
+    hurried: int = 0
+
+
+def liveness(
+    lengths: Sequence[int],
+    reads: Reads,
+    num_registers: int,
+    *,
+    grace: bool = False,
+    slack: Sequence[int] | None = None,
+) -> Assigned | None:
+    """The register of the largest dead step, else an empty one; ties go to the lowest register.
+    None if at some step there is neither: `max_live` is more than `num_registers`.
+
+    `slack[j]`: so many steps more is step j taken to be alive after its last use, unless there is
+    no other register.
+    """
+    last, ahead = last_uses(reads), int(grace)
+    due = last if slack is None else [a + b for a, b in zip(last, slack, strict=True)]
+    holds: dict[int, int] = {}
+    registers: list[int] = []
+    hurried = 0
+    for k in range(len(reads)):
+        dead = [r for r, j in holds.items() if due[j] < k + ahead]
+        early = [r for r, j in holds.items() if last[j] < k + ahead]
+        empty = next((r for r in range(num_registers) if r not in holds), None)
+        if dead:
+            register = min(dead, key=lambda r: (-lengths[holds[r]], r))
+        elif empty is not None:
+            register = empty
+        elif early:
+            register = min(early, key=lambda r: (due[holds[r]], r))
+            hurried += 1
+        else:
+            return None
+        holds[register] = k
+        registers.append(register)
+    return Assigned(tuple(registers), hurried)
+
+
+def round_robin(num_steps: int, num_registers: int) -> Assigned:
+    """Registers in turn: the last `num_registers` steps are kept, whoever needs the others."""
+    return Assigned(tuple(k % num_registers for k in range(num_steps)))
+
+
+def at_random(num_steps: int, num_registers: int, rng: random.Random) -> Assigned:
+    """Any register for any step."""
+    return Assigned(tuple(rng.randrange(num_registers) for _ in range(num_steps)))
