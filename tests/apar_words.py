@@ -18,6 +18,7 @@ class AparVocabulary:
     control = {name: i for i, name in enumerate(TAG_FORMS)}  # noqa: RUF012
     end_ids = frozenset({EOS})
     spare_ids = frozenset({SPARE})
+    reasoning_end = None
     size = len(TEXTS)
 
     def encode(self, text: str) -> list[int]:

@@ -135,8 +135,8 @@ def test_wrap_refuses_what_does_not_fit() -> None:
 
     tokenizer = tiny_tokenizer()
     model = copy.deepcopy(tiny_model("llama", vocab_size=len(tokenizer)))
-    with pytest.raises(Unsupported, match="tip"):
-        LM.wrap(model, tokenizer, dialect="tip")
+    with pytest.raises(Unsupported, match="planned"):
+        LM.wrap(model, tokenizer, dialect="planned")
     with pytest.raises(UnknownName):
         LM.wrap(model, tokenizer, dialect="pastaa")
     with pytest.raises(InvalidInput, match="pool_slots"):

@@ -34,6 +34,7 @@ class TestVocabulary:
     control = {name: i for i, name in enumerate(TAG_FORMS)}  # noqa: RUF012
     end_ids = frozenset({EOS})
     spare_ids = frozenset({SPARE})
+    reasoning_end = None
     size = len(TEXTS)
 
     def encode(self, text: str) -> list[int]:

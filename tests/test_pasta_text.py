@@ -387,8 +387,7 @@ def test_a_bad_number_keeps_its_ids_and_counts_as_fifty() -> None:
 def test_dialects_by_name() -> None:
     assert get_dialect("pasta").control_forms == TAG_FORMS
     assert get_dialect("plain").parse_text("a<sync/>", WordsVocabulary({}), PREDICTED, "").text
-    for later in ("tip", "planned", "pasta+tip"):
-        with pytest.raises(Unsupported, match="pasta, apar, plain"):
-            get_dialect(later)
+    with pytest.raises(Unsupported, match=r"pasta, tip, pasta\+tip, apar, plain"):
+        get_dialect("planned")
     with pytest.raises(UnknownName, match="did you mean 'pasta'"):
         get_dialect("pastaa")

@@ -510,7 +510,7 @@ def test_a_card_survives_the_disk_and_a_folder_without_one_is_plain(tmp_path):
     [
         ({"format": 2}, "has 2; this version reads format 1"),
         ({"dialect": "pastta"}, "unknown dialect 'pastta'; did you mean 'pasta'"),
-        ({"dialect": "tip"}, "'tip' is not in this version"),
+        ({"dialect": "planned"}, "'planned' is not in this version"),
         ({"control": {**CONTROL, "reg_0": 9}}, "pasta has no control reg_0"),
         ({"control": {"sync": 9}}, "pasta lacks control async, async_end, promise"),
         ({"control": dict.fromkeys(CONTROL, 9)}, "the same id"),

@@ -84,7 +84,8 @@ def test_the_unit_rounds_lengths() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--dialect", "tip", "-"], r"'tip' is not in this version"),
+        (["--dialect", "planned", "-"], r"'planned' is not in this version"),
+        (["--dialect", "tip", "--registers", "0", "-"], r"--registers is 0; .* 1 to 1000"),
         (["--dialect", "pesto", "-"], r"unknown dialect 'pesto'"),
         (["--dialect", "pasta", "--policy", "fixd", "-"], r"did you mean 'fixed'"),
         (["--dialect", "pasta", "--unit", "0", "-"], r"--unit is 0; .* 1 to 2048"),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 if TYPE_CHECKING:
+    from stretto.dialects import DialectSettings
     from stretto.dialects.base import Parsed, Vocabulary
-    from stretto.dialects.pasta import PastaSettings
 
 MAX_TAGS = 5000
 MAX_BYTES = 64 << 20
@@ -26,7 +26,7 @@ def trace() -> None:
 def show(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="Annotated text; - is stdin.")],
     *,
-    dialect: Annotated[str, typer.Option(help="pasta, apar or plain.")],
+    dialect: Annotated[str, typer.Option(help="pasta, tip, pasta+tip, apar or plain.")],
     prompt: Annotated[str, typer.Option(help="The prompt, in which tags are inert.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     tokenizer: Annotated[
@@ -35,6 +35,10 @@ def show(
     policy: Annotated[str, typer.Option(help="predicted, overlap or fixed.")] = "predicted",
     unit: Annotated[int, typer.Option(help="Tokens that a promise's number counts.")] = 10,
     fixed_length: Annotated[int, typer.Option(help="Length under policy fixed.")] = 50,
+    registers: Annotated[int, typer.Option(help="How many registers there are.")] = 16,
+    grace: Annotated[
+        bool, typer.Option("--grace/--strict", help="Whether a register sees the step it kills.")
+    ] = False,
 ) -> None:
     """Parse an annotated text and show its threads, what they see, and what it costs.
 
@@ -45,9 +49,9 @@ def show(
     from stretto.dialects import get_dialect
 
     chosen = get_dialect(dialect)
-    settings = _settings(policy, unit, fixed_length)
+    settings = _settings(policy, unit, fixed_length, registers, grace)
     check_utf8("--prompt", prompt)
-    vocabulary = _vocabulary(tokenizer, chosen.control_forms)
+    vocabulary = _vocabulary(tokenizer, chosen.forms(settings))
     text = read_text(file, MAX_BYTES)
     _check_size(text)
     parsed = chosen.parse_text(text, vocabulary, settings, prompt)
@@ -63,7 +67,7 @@ def _check_size(text: str) -> None:
     """Refuses a text whose table of who sees whom, which grows with the square, has no end."""
     from stretto.errors import InvalidInput
 
-    count = sum(text.count(tag) for tag in ("<promise", "<sync", "<fork"))
+    count = sum(text.count(tag) for tag in ("<promise", "<sync", "<fork", "<reg_"))
     if count > MAX_TAGS:
         raise InvalidInput(f"the text has {count} tags; split it into parts of up to {MAX_TAGS}")
 
@@ -103,19 +107,28 @@ def describe(dialect: str, parsed: Parsed, vocabulary: Vocabulary) -> dict[str, 
     }
 
 
-def _settings(policy: str, unit: int, fixed_length: int) -> PastaSettings:
+def _settings(
+    policy: str, unit: int, fixed_length: int, registers: int, grace: bool
+) -> DialectSettings:
     from typing import cast
 
-    from stretto.dialects.pasta import PastaSettings, Policy
+    from stretto.dialects import DialectSettings
+    from stretto.dialects.pasta import Policy
+    from stretto.dialects.registers import MAX_REGISTERS
     from stretto.dialects.tags import MAX_PROMISED_TOKENS
     from stretto.errors import InvalidInput, UnknownName
 
     if policy not in get_args(Policy):
         raise UnknownName("policy", policy, list(get_args(Policy)))
-    for name, value in (("--unit", unit), ("--fixed-length", fixed_length)):
-        if not 1 <= value <= MAX_PROMISED_TOKENS:
-            raise InvalidInput(f"{name} is {value}; give a number from 1 to {MAX_PROMISED_TOKENS}")
-    return PastaSettings(cast(Policy, policy), unit, fixed_length)
+    numbers = (
+        ("--unit", unit, MAX_PROMISED_TOKENS),
+        ("--fixed-length", fixed_length, MAX_PROMISED_TOKENS),
+        ("--registers", registers, MAX_REGISTERS),
+    )
+    for name, value, largest in numbers:
+        if not 1 <= value <= largest:
+            raise InvalidInput(f"{name} is {value}; give a number from 1 to {largest}")
+    return DialectSettings(cast(Policy, policy), unit, fixed_length, registers, grace)
 
 
 def _vocabulary(tokenizer: str | None, control_forms: Any) -> Vocabulary:

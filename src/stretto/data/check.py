@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,11 @@ from pydantic import ValidationError
 
 from stretto.data.markup import chunks_of
 from stretto.data.rows import Annotated, first_fault, prompt_id, read_lines
-from stretto.dialects import get_dialect
+from stretto.dialects import DialectSettings, get_dialect
 from stretto.dialects.base import Parsed, Vocabulary
 from stretto.dialects.pasta import PastaSettings, child_name, default_child_cap
 from stretto.dialects.pasta_masks import MAX_TOPIC_TOKENS
+from stretto.dialects.registers import DEFAULT_REGISTERS
 from stretto.errors import InvalidInput
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN
@@ -39,7 +40,8 @@ NEAR = 20
 class Checker:
     """Checks annotated texts of a dialect with a real tokenizer.
 
-    `settings`: how a promise counts; `reasons` begin with a code, as in `code: what and where`.
+    `settings`: how a promise counts; `num_registers`: of a dialect that has them. `reasons` begin
+    with a code, as in `code: what and where`.
     """
 
     def __init__(
@@ -48,11 +50,14 @@ class Checker:
         *,
         dialect: str = "pasta",
         settings: PastaSettings | None = None,
+        num_registers: int = DEFAULT_REGISTERS,
     ) -> None:
         self.vocabulary = vocabulary
         self.settings = PastaSettings() if settings is None else settings
+        self.num_registers = num_registers
+        self._all = DialectSettings.given({**asdict(self.settings), "num_registers": num_registers})
         self._dialect = get_dialect(dialect)
-        self._sessions = self._dialect.sessions(vocabulary, self.settings, MAX_POSITIONS)
+        self._sessions = self._dialect.sessions(vocabulary, self._all, MAX_POSITIONS)
 
     @property
     def dialect(self) -> str:
@@ -63,7 +68,7 @@ class Checker:
         return len(self.vocabulary.encode(text))
 
     def parse(self, annotated: str) -> Parsed:
-        return self._dialect.parse_text(annotated, self.vocabulary, self.settings, "")
+        return self._dialect.parse_text(annotated, self.vocabulary, self._all, "")
 
     def refusals(self, response: str) -> list[str]:
         """Why a response cannot be annotated at all; empty if it can."""
@@ -174,7 +179,11 @@ def _difference(expected: str, found: str) -> str:
 
 
 def load_checker(
-    tokenizer: str | None = None, *, dialect: str = "pasta", unit: int = 10
+    tokenizer: str | None = None,
+    *,
+    dialect: str = "pasta",
+    unit: int = 10,
+    num_registers: int = DEFAULT_REGISTERS,
 ) -> Checker:
     """A checker with the tokenizer of a file, folder or model, an adapter's being its base's; by
     default the embedded model's.
@@ -191,8 +200,13 @@ def load_checker(
         path = _resolve(DEFAULT_MODEL if tokenizer is None else tokenizer).path
     if is_adapter(path):
         path = base_of(path, _resolve).path
-    vocabulary = load_vocabulary(path, get_dialect(dialect).control_forms)
-    return Checker(vocabulary, dialect=dialect, settings=PastaSettings(unit=unit))
+    forms = get_dialect(dialect).forms(DialectSettings(num_registers=num_registers))
+    return Checker(
+        load_vocabulary(path, forms),
+        dialect=dialect,
+        settings=PastaSettings(unit=unit),
+        num_registers=num_registers,
+    )
 
 
 def _resolve(name: str) -> ResolvedModel:

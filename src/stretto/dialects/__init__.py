@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, Self
 
-from stretto.dialects import apar, apar_text, pasta_text, plain
+from stretto.dialects import apar, apar_text, pasta_text, pasta_tip_text, plain, tip_text
 from stretto.dialects.base import Parsed, Session, Vocabulary
 from stretto.dialects.pasta import PastaSession, PastaSettings, Policy
 from stretto.dialects.pasta_masks import PastaMasks
+from stretto.dialects.pasta_tip import PastaTipMasks, PastaTipSession
+from stretto.dialects.registers import DEFAULT_REGISTERS, register_forms
 from stretto.dialects.tags import TAG_FORMS
+from stretto.dialects.tip import TipMasks, TipSession, TipSettings
 from stretto.errors import UnknownName, Unsupported
 from stretto.params import SamplingParams
 
-__all__ = ["DIALECTS", "Card", "Dialect", "Settings", "get_dialect"]
+__all__ = ["DIALECTS", "Card", "Dialect", "DialectSettings", "Settings", "get_dialect"]
 
-DIALECTS = ("pasta", "apar", "plain")
-LATER_NAMES = ("tip", "planned", "pasta+tip")
+DIALECTS = ("pasta", "tip", "pasta+tip", "apar", "plain")
+LATER_NAMES = ("planned",)
 """Dialects of later versions: refused by name."""
 
 
@@ -25,9 +28,10 @@ LATER_NAMES = ("tip", "planned", "pasta+tip")
 class Dialect:
     """A dialect by name: its control tokens (name to text form), its parser and its sessions.
 
-    `parse_text(text, vocabulary, settings, prompt)` reads an annotated text. With `ends_threads`
-    a forked thread ends by drawing an end of sequence, which is in no trace: what its last token
-    is trained to predict (`trace.labels`).
+    `control_forms` are those of the default settings; where they depend on settings, `forms_of`
+    gives them. `parse_text(text, vocabulary, settings, prompt)` reads an annotated text. With
+    `ends_threads` a forked thread ends by drawing an end of sequence, which is in no trace: what
+    its last token is trained to predict (`trace.labels`).
     """
 
     name: str
@@ -36,6 +40,11 @@ class Dialect:
     sessions: Callable[[Vocabulary, Card, int], Callable[[SamplingParams], Session]]
     """(vocabulary, card, model positions) -> a maker of sessions that share their masks."""
     ends_threads: bool = False
+    forms_of: Callable[[Card], Mapping[str, str]] | None = None
+
+    def forms(self, card: Card) -> Mapping[str, str]:
+        """The control tokens of a model of this card, name to text form."""
+        return self.control_forms if self.forms_of is None else self.forms_of(card)
 
 
 class Card(Protocol):
@@ -47,6 +56,10 @@ class Card(Protocol):
     def unit(self) -> int: ...
     @property
     def fixed_length(self) -> int: ...
+    @property
+    def num_registers(self) -> int: ...
+    @property
+    def grace(self) -> bool: ...
 
 
 class Settings(Card, Protocol):
@@ -55,6 +68,32 @@ class Settings(Card, Protocol):
 
     @property
     def max_positions(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DialectSettings:
+    """The settings of every dialect at their defaults: `Settings` without a model."""
+
+    policy: Policy = "predicted"
+    unit: int = 10
+    fixed_length: int = 50
+    num_registers: int = DEFAULT_REGISTERS
+    grace: bool = False
+    max_positions: int | None = None
+
+    @classmethod
+    def of_card(cls, card: Card, max_positions: int | None) -> Self:
+        """A model's settings."""
+        return cls(
+            card.policy, card.unit, card.fixed_length, card.num_registers, card.grace, max_positions
+        )
+
+    @classmethod
+    def given(cls, settings: Mapping[str, Any]) -> Self:
+        """The defaults with these of a card's fields over them; others of its fields are left
+        out. Values are the card's to check."""
+        known = {field.name for field in fields(cls)}
+        return replace(cls(), **{k: v for k, v in settings.items() if k in known})
 
 
 def _plain_sessions(
@@ -66,14 +105,56 @@ def _plain_sessions(
 def _pasta_sessions(
     vocabulary: Vocabulary, card: Card, max_positions: int
 ) -> Callable[[SamplingParams], Session]:
-    settings = PastaSettings(card.policy, card.unit, card.fixed_length, max_positions)
+    settings = _pasta_settings(card, max_positions)
     masks = PastaMasks(vocabulary, card.unit)
     return lambda params: PastaSession(masks, settings, max_forks=params.max_forks)
 
 
 def _parse_pasta(text: str, vocabulary: Vocabulary, given: Settings, prompt: str) -> Parsed:
-    settings = PastaSettings(given.policy, given.unit, given.fixed_length, given.max_positions)
+    settings = _pasta_settings(given, given.max_positions)
     return pasta_text.parse_text(text, vocabulary, settings, prompt)
+
+
+def _pasta_settings(card: Card, max_positions: int | None) -> PastaSettings:
+    return PastaSettings(card.policy, card.unit, card.fixed_length, max_positions)
+
+
+def _tip_settings(card: Card, max_positions: int | None) -> TipSettings:
+    return TipSettings(card.num_registers, card.grace, max_positions)
+
+
+def _tip_sessions(
+    vocabulary: Vocabulary, card: Card, max_positions: int
+) -> Callable[[SamplingParams], Session]:
+    masks, settings = TipMasks(vocabulary, card.num_registers), _tip_settings(card, max_positions)
+    return lambda params: TipSession(masks, settings)
+
+
+def _parse_tip(text: str, vocabulary: Vocabulary, given: Settings, prompt: str) -> Parsed:
+    settings = _tip_settings(given, given.max_positions)
+    return tip_text.parse_text(text, vocabulary, settings, prompt)
+
+
+def _pasta_tip_sessions(
+    vocabulary: Vocabulary, card: Card, max_positions: int
+) -> Callable[[SamplingParams], Session]:
+    pasta, tip = _pasta_settings(card, max_positions), _tip_settings(card, max_positions)
+    masks = PastaTipMasks(PastaMasks(vocabulary, card.unit), card.num_registers)
+    return lambda params: PastaTipSession(masks, pasta, tip, max_forks=params.max_forks)
+
+
+def _parse_pasta_tip(text: str, vocabulary: Vocabulary, given: Settings, prompt: str) -> Parsed:
+    limit = given.max_positions
+    pasta, tip = _pasta_settings(given, limit), _tip_settings(given, limit)
+    return pasta_tip_text.parse_text(text, vocabulary, pasta, tip, prompt)
+
+
+def _tip_forms(card: Card) -> dict[str, str]:
+    return register_forms(card.num_registers)
+
+
+def _pasta_tip_forms(card: Card) -> dict[str, str]:
+    return {**TAG_FORMS, **register_forms(card.num_registers)}
 
 
 def _apar_sessions(
@@ -102,6 +183,14 @@ def get_dialect(name: str) -> Dialect:
         return Dialect(name, TAG_FORMS, _parse_pasta, _pasta_sessions)
     if name == "apar":
         return Dialect(name, apar.TAG_FORMS, _parse_apar, _apar_sessions, ends_threads=True)
+    if name == "tip":
+        forms = _tip_forms(DialectSettings())
+        return Dialect(name, forms, _parse_tip, _tip_sessions, forms_of=_tip_forms)
+    if name == "pasta+tip":
+        forms = _pasta_tip_forms(DialectSettings())
+        return Dialect(
+            name, forms, _parse_pasta_tip, _pasta_tip_sessions, forms_of=_pasta_tip_forms
+        )
     if name in LATER_NAMES:
         raise Unsupported(f"dialect {name!r} is not in this version; it has: {', '.join(DIALECTS)}")
     raise UnknownName("dialect", name, [*DIALECTS, *LATER_NAMES])

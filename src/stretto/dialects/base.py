@@ -64,6 +64,11 @@ class Vocabulary(Protocol):
         """Ids below `size` that no token has: never to be drawn."""
         ...
 
+    @property
+    def reasoning_end(self) -> int | None:
+        """The id at which a model's reasoning ends and its answer begins; None: it has none."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Ids of a run of text: no prefix inserted, no special or control token recognised."""
         ...

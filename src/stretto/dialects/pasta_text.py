@@ -23,7 +23,7 @@ from stretto.dialects.tags import (
     text_tags,
 )
 from stretto.effects import Cut, Fork, Join, Place
-from stretto.recorder import MAIN, Recorder
+from stretto.recorder import MAIN, OpenThread, Recorder
 from stretto.trace import Trace, text_runs
 
 
@@ -31,17 +31,14 @@ def parse_text(
     text: str, vocabulary: Vocabulary, settings: PastaSettings, prompt: str = ""
 ) -> Parsed:
     """What an annotated text means. Total: raises for no text that the vocabulary can encode."""
-    control = vocabulary.control
     parts, issues = outline(text_tags(text, settings.unit), len(text))
-
-    def promise_ids(tag: Tag) -> list[int]:
-        topic = vocabulary.encode(tag.topic)
-        number = vocabulary.encode(str(tag.length // settings.unit))
-        return [control[PROMISE], *topic, control[TOKENS], *number, control[PROMISE_END]]
-
-    replay = _Replay(vocabulary.encode(prompt), vocabulary, settings)
-    replay.run(parts, lambda start, end: vocabulary.encode(text[start:end]), promise_ids)
-    return Parsed(replay.trace(), _rendered(text, parts), _in_order(issues + replay.issues))
+    replay = Replay(vocabulary.encode(prompt), vocabulary, settings)
+    replay.run(
+        parts,
+        placing(replay, lambda start, end: vocabulary.encode(text[start:end])),
+        lambda tag: promise_ids(tag, vocabulary, settings.unit),
+    )
+    return Parsed(replay.trace(), _rendered(text, parts), in_order(issues + replay.issues))
 
 
 def parse_ids(
@@ -53,18 +50,25 @@ def parse_ids(
     """
     tags, unfinished = id_tags(ids, vocabulary, settings.unit)
     parts, issues = outline(tags, len(ids))
-    replay = _Replay(list(prompt_ids), vocabulary, settings)
+    replay = Replay(list(prompt_ids), vocabulary, settings)
     replay.run(
         parts,
-        lambda start, end: list(ids[start:end]),
+        placing(replay, lambda start, end: list(ids[start:end])),
         lambda tag: list(ids[tag.start : tag.end]),
     )
     trace = replay.trace()
     text = "".join(vocabulary.decode(run) for run in text_runs(trace))
-    return Parsed(trace, text, _in_order(unfinished + issues + replay.issues))
+    return Parsed(trace, text, in_order(unfinished + issues + replay.issues))
 
 
-def _in_order(issues: list[Issue]) -> tuple[Issue, ...]:
+def promise_ids(tag: Tag, vocabulary: Vocabulary, unit: int) -> list[int]:
+    """The ids of a promise that stands in a text."""
+    control = vocabulary.control
+    topic, number = vocabulary.encode(tag.topic), vocabulary.encode(str(tag.length // unit))
+    return [control[PROMISE], *topic, control[TOKENS], *number, control[PROMISE_END]]
+
+
+def in_order(issues: list[Issue]) -> tuple[Issue, ...]:
     return tuple(sorted(issues, key=lambda issue: issue.at))
 
 
@@ -78,70 +82,83 @@ def _rendered(text: str, parts: list[Part]) -> str:
     return "".join(pieces)
 
 
-class _Replay:
+WriteRun = Callable[[OpenThread, int, int], None]
+"""Places a slice of a source, from and to these offsets, on a thread."""
+
+
+def placing(replay: Replay, ids_of: Callable[[int, int], list[int]]) -> WriteRun:
+    """Places a slice's ids as they are."""
+
+    def write(thread: OpenThread, start: int, end: int) -> None:
+        for token in ids_of(start, end):
+            replay.recorder.place(thread, Place(token))
+
+    return write
+
+
+class Replay:
     """Drives a recorder through the parts of a source, as decoding would have driven it."""
 
-    def __init__(self, prompt: list[int], vocabulary: Vocabulary, settings: PastaSettings) -> None:
+    def __init__(
+        self,
+        prompt: list[int],
+        vocabulary: Vocabulary,
+        settings: PastaSettings,
+        role: str = PastaSession.main_role,
+    ) -> None:
         self.issues: list[Issue] = []
+        self.recorder = Recorder(prompt, role, settings.max_positions)
         self._settings = settings
         self._control = vocabulary.control
-        self._recorder = Recorder(prompt, PastaSession.main_role, settings.max_positions)
-        self._main = self._recorder.threads[MAIN]
+        self._main = self.recorder.threads[MAIN]
         self._num_promises = 0
         self._unjoined: list[str] = []
 
     def run(
-        self,
-        parts: list[Part],
-        ids_of: Callable[[int, int], list[int]],
-        promise_ids: Callable[[Tag], list[int]],
+        self, parts: list[Part], write: WriteRun, promise_ids: Callable[[Tag], list[int]]
     ) -> None:
-        """`ids_of` gives the ids of a slice of the source, `promise_ids` those of a promise."""
+        """`write` places runs of text, `promise_ids` gives the ids of a promise."""
         for part in parts:
             match part:
                 case Run(start, end):
-                    for token in ids_of(start, end):
-                        self._recorder.place(self._main, Place(token))
+                    write(self._main, start, end)
                 case Promised(tag, block):
                     for token in promise_ids(tag):
-                        self._recorder.place(self._main, Place(token, markup=True))
-                    self._promise(tag, block, ids_of)
+                        self.recorder.place(self._main, Place(token, markup=True))
+                    self._promise(tag, block, write)
                 case Sync():
                     self._sync()
 
     def trace(self) -> Trace:
         """The trace; parsed threads have not finished for any reason."""
-        trace = self._recorder.freeze()
+        trace = self.recorder.freeze()
         return replace(trace, threads=tuple(replace(t, finish_reason=None) for t in trace.threads))
 
-    def _promise(
-        self, tag: Tag, block: Block | None, ids_of: Callable[[int, int], list[int]]
-    ) -> None:
+    def _promise(self, tag: Tag, block: Block | None, write: WriteRun) -> None:
         self._num_promises += 1
         promise_end = self._main.next_position - 1
-        limit = self._recorder.max_positions
+        limit = self.recorder.max_positions
         resume, clamped = self._settings.resume(promise_end, tag.length, limit)
         if clamped:
             self.issues.append(Issue("clamped-tokens", tag.start))
         if block is None:
-            self._recorder.cut(self._main, Cut(position=resume))
+            self.recorder.cut(self._main, Cut(position=resume))
             return
         name = child_name(self._num_promises)
         self._unjoined.append(name)
         fork = Fork(name, inject=(self._control[ASYNC],), resume=resume, topic=tag.topic)
-        child = self._recorder.fork(self._main, fork)
-        for token in ids_of(block.start, block.end):
-            self._recorder.place(child, Place(token))
+        child = self.recorder.fork(self._main, fork)
+        write(child, block.start, block.end)
         if block.closed:
-            self._recorder.place(child, Place(self._control[ASYNC_END], markup=True))
-        self._recorder.close(child, "stop")
-        self._recorder.fed(child, len(child.unfed))
+            self.recorder.place(child, Place(self._control[ASYNC_END], markup=True))
+        self.recorder.close(child, "stop")
+        self.recorder.fed(child, len(child.unfed))
 
     def _sync(self) -> None:
         joined, self._unjoined = tuple(self._unjoined), []
         join = Join(joined, rebase=self._settings.policy == "overlap")
-        self._recorder.join(self._main, join)
-        self._recorder.place(self._main, Place(self._control[SYNC], markup=True))
+        self.recorder.join(self._main, join)
+        self.recorder.place(self._main, Place(self._control[SYNC], markup=True))
 
 
 # -- back to text ----------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class PromiseReader:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._names = {vocabulary.control[name]: name for name in TAG_FORMS}
+        self._names = {i: name for name, i in vocabulary.control.items()}
         self.reset()
 
     def reset(self) -> None:
@@ -149,7 +149,7 @@ class PromiseReader:
         return "".join(self._digits)
 
     def name_of(self, token: int) -> str | None:
-        """The name of a control token of the tags; None for any other id."""
+        """The name of a control token, of the tags or another; None for any other id."""
         return self._names.get(token)
 
     def accepts(self, token: int) -> bool:
@@ -205,7 +205,7 @@ def id_tags(ids: Sequence[int], vocabulary: Vocabulary, unit: int) -> tuple[list
                 reader.reset()
         elif name in kinds:
             tags.append(Tag(kinds[name], at, at + 1))
-        elif name is not None:
+        elif name in TAG_FORMS:
             issues.append(Issue("unfinished-promise", at))
     if reader.count:
         issues.append(Issue("unfinished-promise", len(ids) - reader.count))

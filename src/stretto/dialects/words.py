@@ -20,6 +20,7 @@ class WordsVocabulary:
         self.control: Mapping[str, int] = {name: i for i, name in enumerate(control_forms)}
         self.end_ids: frozenset[int] = frozenset()
         self.spare_ids: frozenset[int] = frozenset()
+        self.reasoning_end: int | None = None
         self._texts = list(control_forms.values())
         self._ids: dict[str, int] = {}
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tokenizers import Tokenizer
 
 from stretto.dialects import get_dialect
+from stretto.dialects.registers import DEFAULT_REGISTERS, MAX_REGISTERS
 from stretto.errors import InvalidInput
 from stretto.files import parse_json, write_atomically
 from stretto.tokens.control import control_content
@@ -26,7 +27,8 @@ class ModelCard(BaseModel):
     `control`: each of the dialect's control tokens to its id. `tokens`: the strings that the
     tokenizer has at those ids; a control id not named there is a row beyond the tokenizer.
     `unit`: tokens that a promise's number counts. `policy` and `fixed_length`: positions, as the
-    dialect defines them. `variant`: None for pasta. `notes`: free text for people.
+    dialect defines them. `num_registers` and `grace`: of a dialect with registers. `variant`: None
+    so far. `notes`: free text for people.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -38,13 +40,15 @@ class ModelCard(BaseModel):
     unit: int = Field(default=10, ge=1, le=2048)
     policy: Literal["predicted", "overlap", "fixed"] = "predicted"
     fixed_length: int = Field(default=50, ge=1, le=2048)
+    num_registers: int = Field(default=DEFAULT_REGISTERS, ge=1, le=MAX_REGISTERS)
+    grace: bool = False
     variant: str | None = None
     notes: str = ""
 
     @model_validator(mode="after")
     def _names_belong_to_the_dialect(self) -> Self:
         try:
-            names = set(get_dialect(self.dialect).control_forms)
+            names = set(get_dialect(self.dialect).forms(self))
         except InvalidInput as error:
             raise ValueError(str(error)) from None
         if missing := sorted(names - set(self.control)):

@@ -13,6 +13,9 @@ from stretto.tokens.chat import ChatEncoder, Render, check_messages, template_of
 from stretto.tokens.control import check_control_ids, control_content
 from stretto.tokens.exact import ExactTokenizer, added_tokens, check_probes
 
+REASONING_ENDS = ("</think>", "[/THINK]")
+"""Added tokens at which a model's reasoning ends; the first one that a tokenizer has counts."""
+
 
 class HFVocabulary:
     """Text to ids and back for any fast tokenizer; implements `stretto.dialects.base.Vocabulary`.
@@ -47,6 +50,8 @@ class HFVocabulary:
         self._size = size
         added = added_tokens(backend)
         inert = frozenset(t.id for t in added if t.special) | frozenset(control.values()) | end_ids
+        ends = [t.id for word in REASONING_ENDS for t in added if t.content == word]
+        self.reasoning_end = next(iter(ends), None)
         literal = {control[name]: forms[name] for name in control}
         self._exact = ExactTokenizer(backend, inert, literal)
         words = backend.get_vocab(with_added_tokens=True)

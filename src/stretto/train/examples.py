@@ -16,9 +16,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from stretto.data.rows import Answer
-from stretto.dialects import Card, get_dialect
+from stretto.dialects import Card, DialectSettings, get_dialect
 from stretto.dialects.base import Legal, Parsed, Session, Vocabulary
-from stretto.dialects.pasta import PastaSettings
 from stretto.dialects.plain import PlainSession
 from stretto.errors import InvalidInput
 from stretto.params import SamplingParams
@@ -150,7 +149,7 @@ class ExampleMaker:
         self._parser = _Prompted(vocabulary)
         self._card = card
         self._dialect = get_dialect(card.dialect)
-        self._settings = PastaSettings(card.policy, card.unit, card.fixed_length, max_positions)
+        self._settings = DialectSettings.of_card(card, max_positions)
         self._new_session = _session_maker(vocabulary, card, max_positions)
         self._kinds = class_of_control(vocabulary)
 

@@ -8,10 +8,11 @@ from typing import Final
 import numpy as np
 
 from stretto.dialects.base import Vocabulary
+from stretto.dialects.registers import is_register
 from stretto.dialects.tags import ASYNC_END, PROMISE, PROMISE_END, SYNC, TOKENS
 from stretto.trace import Trace
 
-CLASSES: Final = ("content", "promise", "length", "sync", "close", "end", "control")
+CLASSES: Final = ("content", "promise", "length", "sync", "close", "end", "control", "register")
 """Kinds of targets. close: the end of a forked thread. end: the end of the sequence. control: a
 control token of any other kind."""
 
@@ -20,6 +21,7 @@ def class_of_control(vocabulary: Vocabulary) -> dict[int, tuple[str, str]]:
     """Each control id's name and its class as a target."""
     classes = {PROMISE: "promise", TOKENS: "promise", PROMISE_END: "promise"}
     classes |= {SYNC: "sync", ASYNC_END: "close"}
+    classes |= {name: "register" for name in vocabulary.control if is_register(name)}
     return {i: (n, classes.get(n, "control")) for n, i in vocabulary.control.items()}
 
 

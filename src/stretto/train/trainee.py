@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stretto.dialects import get_dialect
+from stretto.dialects import DialectSettings, get_dialect
 from stretto.errors import InvalidInput, StrettoError, Unsupported
 from stretto.models.adapters import Base
 from stretto.models.loading import quiet
@@ -45,7 +45,7 @@ class Trainee:
         self.vocabulary = HFVocabulary.from_tokenizer(
             self.tokenizer,
             control=self.card.control,
-            forms=get_dialect(self.card.dialect).control_forms,
+            forms=get_dialect(self.card.dialect).forms(self.card),
             size=self.plain_model.get_output_embeddings().weight.shape[0],
             end_ids=end_ids_of(self.plain_model, self.tokenizer),
         )
@@ -172,10 +172,10 @@ def make_trainee(
 ) -> Trainee:
     """Makes a Hugging Face model ready to be trained; it and its tokenizer are changed in place.
 
-    A `card` of the same dialect is kept but for `settings` (policy, unit, fixed_length). Otherwise
-    the dialect's control tokens are added, with rows that the model has to spare or new ones:
-    `init` forms gives each the mean of the tokens of its text form, mean that of all rows. Tied
-    embeddings stay tied.
+    A `card` of the same dialect is kept but for `settings` (policy, unit, fixed_length, grace).
+    Otherwise the dialect's control tokens are added, with rows that the model has to spare or new
+    ones: `init` forms gives each the mean of the tokens of its text form, mean that of all rows.
+    Tied embeddings stay tied.
     """
     if init not in ("forms", "mean"):
         raise InvalidInput(f"init is {init!r}; known: forms, mean")
@@ -188,6 +188,11 @@ def make_trainee(
             )
         card = _add_tokens(model, tokenizer, dialect, own, init=init, seed=seed)
     else:
+        if own.get("num_registers", card.num_registers) != card.num_registers:
+            raise InvalidInput(
+                f"the model has {card.num_registers} registers, not {own['num_registers']}; begin "
+                "with a plain model, or keep its number"
+            )
         card = ModelCard.model_validate({**card.model_dump(), **own})
         fit_model(model, max(card.control.values(), default=-1) + 1, seed=seed)
     trained = list(card.control.values())
@@ -210,7 +215,7 @@ def _add_tokens(
 
     The rows of tokens that the tokenizer had already stay as they are.
     """
-    forms = get_dialect(dialect).control_forms
+    forms = get_dialect(dialect).forms(DialectSettings.given(settings))
     first = max(tokenizer.backend_tokenizer.get_vocab().values(), default=-1) + 1
     ids = add_control_tokens(tokenizer, forms) if forms else {}
     card = ModelCard.describe(dialect, ids, tokenizer.backend_tokenizer, **settings)
