@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Protocol
 
-from stretto.methods import AUTO
+from stretto.methods import AUTO, Method
 from stretto.params import SamplingParams, check_int
 
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ class Answers(Protocol):
     """What answers prompts: an `LM`, or a stand-in that also shows what it does."""
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams, /, *, method: str, raw: bool
+        self, prompt: Prompt, params: SamplingParams, /, *, method: str | Method, raw: bool
     ) -> list[Completion]: ...
 
 
 def compare(
-    lm: Answers, prompt: Prompt, params: SamplingParams, *, method: str = AUTO, raw: bool = False,
-    pairs: int = 1,
+    lm: Answers, prompt: Prompt, params: SamplingParams, *, method: str | Method = AUTO,
+    raw: bool = False, pairs: int = 1,
 ) -> tuple[Completion, Completion]:  # fmt: skip
     """Answers a prompt by a method and by plain decoding of the same weights, alternating.
 
@@ -32,7 +32,7 @@ def compare(
     the median over pairs.
     """
     check_int("pairs", pairs, 1)
-    methods = (method, "sequential")
+    methods: tuple[str | Method, ...] = (method, "sequential")
     ratios = []
     for pair in range(pairs + 1):
         answers: dict[int, Completion] = {}

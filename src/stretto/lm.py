@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from stretto.dialects import get_dialect
+from stretto.dialects import DialectSettings, get_dialect
 from stretto.engines.choose import AUTO as AUTO_ENGINE
 from stretto.engines.choose import check_engine, make_engine
 from stretto.errors import InvalidInput, PromptTooLong, Unsupported
-from stretto.methods import AUTO, get_method
+from stretto.methods import AUTO, HidingMethod, Method, get_method
 from stretto.params import SamplingParams, check_int
 from stretto.stream import Stream
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from stretto.completion import Completion
     from stretto.dialects.base import Session
-    from stretto.engines.base import Engine
+    from stretto.engines.base import Engine, Extra
+    from stretto.runtime.policy import Policy
     from stretto.runtime.request import Request, Script
     from stretto.tokens import HFVocabulary, ModelCard
 
@@ -88,11 +89,13 @@ class LM:
         pool_slots: int = DEFAULT_POOL_SLOTS,
         page_size: int = 1,
         offline: bool | None = None,
+        extras: Sequence[Extra] = (),
     ) -> Self:
         """Loads a model: the embedded default, a folder, a GGUF file or a hub name.
 
         `dtype` int8 stands for int8 weights in a bfloat16 model. `engine` is auto, hf, packed,
-        fused or flex. `pool_slots` KV slots are allocated at once, for all requests together.
+        fused or flex; auto picks one that can do the `extras` that some methods need. `pool_slots`
+        KV slots are allocated at once, for all requests together.
         Raises `ModelUnavailable`, `UnknownName` or `Unsupported`, each naming a way out.
         """
         from stretto.models import DEFAULT_MODEL, load_hf, resolve
@@ -113,6 +116,7 @@ class LM:
             page_size=page_size,
             engine=engine,
             weights=dtype if dtype == "int8" else None,
+            extras=extras,
             reload=lambda: load_hf(resolved.path, dtype=dtype, device=device)[0],
         )
 
@@ -123,6 +127,7 @@ class LM:
         tokenizer: Any,
         *,
         dialect: str = "plain",
+        settings: Mapping[str, Any] | None = None,
         card: ModelCard | None = None,
         name: str = "wrapped",
         engine: str = "hf",
@@ -137,13 +142,15 @@ class LM:
         A `card` says which ids are control tokens. Without one, a `dialect` other than plain adds
         its control tokens to the tokenizer, and grows the model's embeddings if it must: both are
         changed in place, and such new tokens mean nothing to the model until it is trained.
+        `settings` are other fields of the card that is then made, such as `num_registers`.
         """
         from stretto.tokens import ModelCard, add_control_tokens, fit_model
 
         if card is None:
-            forms = get_dialect(dialect).control_forms
+            given = dict(settings or {})
+            forms = get_dialect(dialect).forms(DialectSettings.given(given))
             ids = add_control_tokens(tokenizer, forms) if forms else {}
-            card = ModelCard.describe(dialect, ids, tokenizer.backend_tokenizer)
+            card = ModelCard.describe(dialect, ids, tokenizer.backend_tokenizer, **given)
         card.check_tokenizer(tokenizer.backend_tokenizer, "model card")
         fit_model(model, max(card.control.values(), default=-1) + 1)
         return cls._build(
@@ -160,7 +167,7 @@ class LM:
     def _build(
         cls, model: Any, tokenizer: Any, card: ModelCard, *, name: str, pool_slots: int,
         page_size: int, engine: str, weights: str | None = None,
-        reload: Callable[[], Any] | None = None,
+        reload: Callable[[], Any] | None = None, extras: Sequence[Extra] = (),
     ) -> Self:  # fmt: skip
         """`reload`: the model is ours alone, may be used up, and can be had again by a call."""
         from stretto.tokens import HFVocabulary
@@ -177,12 +184,13 @@ class LM:
             weights=str(model.dtype).removeprefix("torch.") if weights is None else weights,
             page_size=page_size,
             owned=reload is not None,
+            extras=extras,
         )
         is_used_up = reload is not None and made.name in ("fused", "packed")
         vocabulary = HFVocabulary.from_tokenizer(
             tokenizer,
             control=card.control,
-            forms=get_dialect(card.dialect).control_forms,
+            forms=get_dialect(card.dialect).forms(card),
             size=made.vocab_size,
             end_ids=end_ids,
         )
@@ -293,19 +301,20 @@ class LM:
 
     # -- answering -----------------------------------------------------------------------------
 
-    def submit(
+    def prepare(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        method: str = AUTO,
+        method: str | Method = AUTO,
         raw: bool = False,
         sample: int = 0,
         script: Script | None = None,
     ) -> Stream:
-        """Queues a prompt and returns its stream of events; nothing is decoded yet.
+        """A prompt as a stream of events that is not queued yet. Touches nothing shared.
 
-        `sample` numbers the samples of one prompt, each with random numbers of its own. `script`
+        `method` is a name, or an object of `stretto.methods`, as one with a budget is. `sample`
+        numbers the samples of one prompt, each with random numbers of its own. `script`
         forces drawn tokens. Raises `InvalidInput` and its kinds for what cannot be answered.
         """
         from stretto.runtime.request import Request
@@ -335,10 +344,31 @@ class LM:
             max_positions=self.engine.max_positions,
             sample=sample,
             script=script,
+            policy=self._policy(chosen, len(ids), params, sample),
         )
-        with self._lock:
-            self.scheduler.submit(request)
+        self.scheduler.check(request)
         return Stream(self, request, chosen.name)
+
+    def queue(self, stream: Stream) -> None:
+        """Queues what `prepare` returned; nothing is decoded yet."""
+        with self._lock:
+            self.scheduler.submit(stream.request)
+
+    def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> Stream:
+        """Queues a prompt and returns its stream of events, by the options of `prepare`."""
+        stream = self.prepare(prompt, params, **options)
+        self.queue(stream)
+        return stream
+
+    def _policy(
+        self, method: Method, num_prompt_tokens: int, params: SamplingParams, sample: int
+    ) -> Policy | None:
+        if not isinstance(method, HidingMethod):
+            return None
+        page = self.scheduler.pool.page_size
+        return method.policy(num_prompt_tokens, params, pool_page=page, sample=sample)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any

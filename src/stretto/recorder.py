@@ -10,7 +10,7 @@ that an engine can follow them without rebuilding anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -99,10 +99,17 @@ class Recorder:
     """Applies moves to threads and remembers everything needed for the trace.
 
     `max_positions`: model positions; a token that would lie beyond stands at the last one, and
-    `at_last_position` tells that its thread must end. None: no limit.
+    `at_last_position` tells that its thread must end. None: no limit. `cuts`: indices of prompt
+    tokens that begin a new segment.
     """
 
-    def __init__(self, prompt: list[int], role: str, max_positions: int | None = None) -> None:
+    def __init__(
+        self,
+        prompt: list[int],
+        role: str,
+        max_positions: int | None = None,
+        cuts: Sequence[int] = (),
+    ) -> None:
         self.max_positions = max_positions
         self.segments: list[OpenSegment] = []
         self.threads: dict[str, OpenThread] = {}
@@ -113,7 +120,10 @@ class Recorder:
         own = self._new_segment(MAIN, "prompt")
         main = self.threads[MAIN] = OpenThread(MAIN, None, None, "prompt", 0, own)
         self._adopt(main, own)
-        for token in prompt:
+        begins = frozenset(cuts)
+        for i, token in enumerate(prompt):
+            if i in begins:
+                self.cut(main, Cut())
             self.place(main, Place(token, "prompt", markup=True))
         self.cut(main, Cut(role=role))
 

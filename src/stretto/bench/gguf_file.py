@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto.engines.hf import head_dim
+from stretto.engines.pool_cache import head_dim
 from stretto.errors import Unsupported
 from stretto.models import cache
 from stretto.models.gguf import PARTS, WHOLE

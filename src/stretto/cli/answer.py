@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stretto.completion import Completion
+    from stretto.engines.base import Extra
     from stretto.lm import LM, Prompt
+    from stretto.methods import Method
     from stretto.params import SamplingParams
     from stretto.runtime.events import Event
     from stretto.stream import Stream
@@ -124,7 +126,7 @@ class Player:
         return self._first.completion if self._first is not None and is_done else None
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams, *, method: str, raw: bool
+        self, prompt: Prompt, params: SamplingParams, *, method: str | Method, raw: bool
     ) -> list[Completion]:
         """Answers one prompt. Raises `Interrupted` after Ctrl-C."""
         stream = self._lm.submit(prompt, params, method=method, raw=raw)
@@ -165,6 +167,7 @@ def load(
     page_size: int,
     offline: bool,
     quiet: bool = False,
+    extras: Sequence[Extra] = (),
 ) -> LM:
     """Loads a model to compute with `threads` CPU threads (None: torch's own choice)."""
     from stretto.lm import LM
@@ -178,6 +181,7 @@ def load(
             pool_slots=pool_slots,
             page_size=page_size,
             offline=True if offline else None,
+            extras=extras,
         )
         if threads is not None:
             import torch

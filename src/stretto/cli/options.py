@@ -18,7 +18,27 @@ Prompt = Annotated[
 File = Annotated[Path | None, _option(None, "Read the prompt from a UTF-8 file.", metavar="PATH")]
 System = Annotated[str | None, _option(None, "A system message before the prompt.", metavar="TEXT")]
 Raw = Annotated[bool, _option(None, "The prompt as it is, without the chat template.", "--raw")]
-Method = Annotated[str, _option(None, "auto (the model's own), sequential, sot, pasta or apar.")]
+Method = Annotated[
+    str,
+    _option(
+        None,
+        "auto (the model's own dialect), sequential, sot, dense, streaming_llm, paged_h2o, "
+        "random_evict, window, or a dialect.",
+    ),
+]
+
+_POLICY = "Visible tokens"
+Budget = Annotated[
+    str | None, _option(_POLICY, "Tokens a row may see, or a share, as 50%.", metavar="N")
+]
+PinPrompt = Annotated[bool, _option(_POLICY, "Never hide the prompt.", "--pin-prompt")]
+PolicyPage = Annotated[int | None, _option(_POLICY, "Tokens hidden together.", metavar="N", min=1)]
+Sinks = Annotated[
+    int | None, _option(_POLICY, "First tokens that streaming_llm keeps.", metavar="N", min=0)
+]
+Reindexed = Annotated[
+    bool, _option(_POLICY, "Positions by place among what is visible.", "--reindexed")
+]
 
 Model = Annotated[str, _option("Model", "A name, folder, .gguf file or hub org/model.")]
 Dtype = Annotated[str, _option("Model", "auto, float32, bfloat16 or int8 (weights).")]
@@ -60,3 +80,17 @@ Trace = Annotated[
     Path | None, _option("Output", "Write segments and events as JSON.", metavar="FILE")
 ]
 Quiet = Annotated[bool, _option("Output", "No live view, no summary.", "--quiet", "-q")]
+
+
+def spelled(
+    method: str, *, budget: str | None, pin_prompt: bool, policy_page: int | None,
+    sinks: int | None, reindexed: bool,
+) -> str:  # fmt: skip
+    """A method with the settings that the options of "Visible tokens" give it, as text."""
+    from stretto.methods.spelling import spell
+
+    settings = {
+        "budget": budget, "pin_prompt": pin_prompt, "page_tokens": policy_page, "sinks": sinks,
+        "reindexed": reindexed,
+    }  # fmt: skip
+    return spell(method, settings)

@@ -25,6 +25,11 @@ def run(
     system: options.System = None,
     raw: options.Raw = False,
     method: options.Method = "auto",
+    budget: options.Budget = None,
+    pin_prompt: options.PinPrompt = False,
+    policy_page: options.PolicyPage = None,
+    sinks: options.Sinks = None,
+    reindexed: options.Reindexed = False,
     model: options.Model = DEFAULT_MODEL,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
@@ -54,6 +59,7 @@ def run(
     The answer goes to stdout, all else to stderr. Ctrl-C keeps what there is and exits with 130.
     """
     from stretto.cli.answer import Job, answer, load
+    from stretto.methods import extras
 
     params = SamplingParams(
         max_tokens=max_tokens,
@@ -68,6 +74,10 @@ def run(
         max_forks=max_forks,
     )
     _check_numbers(threads, page_size, pool_slots, pairs)
+    method = options.spelled(
+        method, budget=budget, pin_prompt=pin_prompt, policy_page=policy_page, sinks=sinks,
+        reindexed=reindexed,
+    )  # fmt: skip
     _check(method, dtype, engine, trace)
     asked = _prompt(prompt, file, system, raw)
     job = Job(asked, params, method, raw, pairs if compare else 0, as_json, quiet, trace)
@@ -81,6 +91,7 @@ def run(
         page_size=page_size,
         offline=offline,
         quiet=quiet,
+        extras=extras(method),
     )
     raise typer.Exit(answer(lm, job))
 

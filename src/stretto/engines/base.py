@@ -3,16 +3,24 @@
 An engine promises that a row's logits are a function of its token, position and visible KV, to
 1e-4 in float32 whatever else is in the batch. Only one that declares `batch_invariant` promises
 bits. It knows neither requests nor dialects.
+
+Some engines can do more than that, on request of a view (`Extra`); one that cannot says so in its
+`refusal`, and the request is refused by name.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
+from stretto.errors import Unsupported
 from stretto.runtime.views import Run
+
+Extra = Literal["attention mass", "re-indexed positions"]
+"""attention mass: adds each row's attention weights to `view.attention`. re-indexed positions:
+rotates rows and what they see to their places among what is visible."""
 
 
 @runtime_checkable
@@ -38,3 +46,14 @@ class Engine(Protocol):
     def copy_in(self, slots: list[int], kept: Any) -> None:
         """Puts what `copy_out` returned into slots, in the same order."""
         ...
+
+
+def require(engine: Engine, extra: Extra, user: str) -> None:
+    """Raises `Unsupported` unless the engine can do `extra`, which `user` needs.
+
+    An engine without a method `refusal(extra)`, None or the reason, can do nothing extra.
+    """
+    refusal = getattr(engine, "refusal", None)
+    reason = f"engine {engine.name!r} has none" if refusal is None else refusal(extra)
+    if reason is not None:
+        raise Unsupported(f"{user} needs {extra}, but {reason}; use engine 'hf' or another method")

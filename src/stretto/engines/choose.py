@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from stretto.errors import UnknownName, Unsupported
 
 if TYPE_CHECKING:
-    from stretto.engines.base import Engine
+    from collections.abc import Sequence
+
+    from stretto.engines.base import Engine, Extra
     from stretto.kernels.library import KernelsUnavailable
 
 AUTO = "auto"
@@ -22,19 +24,21 @@ def check_engine(name: str) -> None:
 
 
 def make_engine(
-    name: str, model: Any, num_slots: int, *, weights: str, page_size: int = 1, owned: bool = False
-) -> Engine:
+    name: str, model: Any, num_slots: int, *, weights: str, page_size: int = 1,
+    owned: bool = False, extras: Sequence[Extra] = (),
+) -> Engine:  # fmt: skip
     """The engine `name` over a Hugging Face causal LM, with `weights` float32, bfloat16 or int8.
 
     `auto` is, on a CPU that the kernels run on and unless weights are float32, `fused` for models
-    of its layer shape and `packed` for others; else `hf`. `owned`: the model is nobody else's, and
-    may be used up. Raises `UnknownName`, and `Unsupported` naming what does not go together.
+    of its layer shape and `packed` for others; else `hf`. With `extras` it is never `fused`, which
+    has none. `owned`: the model is nobody else's, and may be used up. Raises `UnknownName`, and
+    `Unsupported` naming what does not go together.
     """
     check_engine(name)
     if name in (AUTO, "fused", "packed") and (name != AUTO or _suits_kernels(model, weights)):
         _prepare_kernels()
     if name == AUTO:
-        return _automatic(model, num_slots, weights, owned)
+        return _automatic(model, num_slots, weights, owned, not extras)
     if name in ("fused", "packed"):
         return _on_kernels(name, model, num_slots, weights, owned)
     _check_plain(name, model, weights)
@@ -90,7 +94,7 @@ def _prepare_kernels() -> None:
             raise
 
 
-def _automatic(model: Any, num_slots: int, weights: str, owned: bool) -> Engine:
+def _automatic(model: Any, num_slots: int, weights: str, owned: bool, may_fuse: bool) -> Engine:
     if _suits_kernels(model, weights):
         from stretto.engines.fused_layout import check_supported
         from stretto.kernels.library import KernelsUnavailable
@@ -102,12 +106,12 @@ def _automatic(model: Any, num_slots: int, weights: str, owned: bool) -> Engine:
             if weights == "int8":
                 raise _without_int8(error) from error
             return make_engine("hf", model, num_slots, weights=weights)
+        plain = "packed" if owned else "hf"
         try:
             check_supported(model)
+            name = "fused" if may_fuse else plain
         except Unsupported:
-            name = "packed" if owned else "hf"
-        else:
-            name = "fused"
+            name = plain
         return make_engine(name, model, num_slots, weights=weights, owned=owned)
     return make_engine("hf", model, num_slots, weights=weights)
 

@@ -24,7 +24,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from stretto.engines.blocks import TILE_ROWS, BlockList, Tables, page_size_error
-from stretto.engines.hf import DAMAGED, PoolCache, check_rope, sliding_window
+from stretto.engines.hf import DAMAGED, check_rope, sliding_window
+from stretto.engines.pool_cache import PoolCache
 from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
 from stretto.runtime.views import Cursor, Run
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.engines.fused_layout import CHeads, CPass, Layout, check_supported
-from stretto.engines.hf import DAMAGED, head_dim, pool_too_large
+from stretto.engines.hf import DAMAGED
+from stretto.engines.pool_cache import head_dim, pool_too_large
 from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
 from stretto.kernels import library
 from stretto.kernels.linear import check_weights

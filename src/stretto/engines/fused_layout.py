@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.engines.hf import REFUSED_ROPE_TYPES, head_dim, sliding_window
+from stretto.engines.hf import REFUSED_ROPE_TYPES, sliding_window
+from stretto.engines.pool_cache import head_dim
 from stretto.errors import InvalidInput, Unsupported
 from stretto.kernels import library
 from stretto.kernels.memory import Arena

@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers.cache_utils import Cache
 
-from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
+from stretto.engines import mass, reindexed
+from stretto.engines.base import Extra
+from stretto.engines.pool_cache import PoolCache
+from stretto.engines.reindexed import Gather
+from stretto.errors import ModelUnavailable, Unsupported
 from stretto.runtime.views import Run, mask_rows
 
 ATTENTION = {
@@ -45,65 +48,6 @@ DAMAGED = (
 )
 
 
-class PoolCache(Cache):  # type: ignore[misc]  # transformers is untyped
-    """Keys and values of all slots, zero-filled: a masked NaN would leak through the values.
-
-    `update` writes a pass's rows to `slots` and returns the pool up to `width`.
-    """
-
-    keys: list[Float[Tensor, "1 kv_heads slots head_dim"]]
-    values: list[Float[Tensor, "1 kv_heads slots head_dim"]]
-
-    def __init__(self, config: Any, num_slots: int, dtype: torch.dtype, device: Any) -> None:
-        super().__init__(layers=[])
-        shape = (1, config.num_key_value_heads, num_slots, head_dim(config))
-        count = range(config.num_hidden_layers)
-        try:
-            self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in count]
-            self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in count]
-        except (RuntimeError, TypeError) as error:  # TypeError: a size beyond 64 bits
-            raise pool_too_large(config, num_slots, dtype, device) from error
-        self.slots = torch.zeros(0, dtype=torch.long, device=device)
-        self.width = 0
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        keys, values = self.keys[layer_idx], self.values[layer_idx]
-        keys.index_copy_(2, self.slots, key_states)
-        values.index_copy_(2, self.slots, value_states)
-        return keys[:, :, : self.width], values[:, :, : self.width]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.width
-
-    def copy_out(self, slots: Int[Tensor, "n"]) -> list[tuple[Tensor, Tensor]]:
-        """Each layer's keys and values of some slots, in memory of their own."""
-        pairs = zip(self.keys, self.values, strict=True)
-        return [(keys[:, :, slots].clone(), values[:, :, slots].clone()) for keys, values in pairs]
-
-    def copy_in(self, slots: Int[Tensor, "n"], kept: list[tuple[Tensor, Tensor]]) -> None:
-        """Puts what `copy_out` returned into slots, in the same order."""
-        for layer, (keys, values) in enumerate(kept):
-            self.keys[layer].index_copy_(2, slots, keys)
-            self.values[layer].index_copy_(2, slots, values)
-
-
-def head_dim(config: Any) -> int:
-    """Numbers in one head's key."""
-    own = getattr(config, "head_dim", None)
-    return int(config.hidden_size // config.num_attention_heads if own is None else own)
-
-
-def pool_too_large(config: Any, num_slots: int, dtype: torch.dtype, device: Any) -> InvalidInput:
-    per_slot = config.num_hidden_layers * config.num_key_value_heads * head_dim(config)
-    size = 2 * num_slots * per_slot * dtype.itemsize
-    return InvalidInput(
-        f"a pool of {num_slots} slots takes {size / 2**30:.1f} GiB of KV, which do not fit on "
-        f"{device}; ask for fewer pool slots"
-    )
-
-
 class HFEngine:
     """The reference engine. `model`: a Hugging Face causal LM in eval mode, on its device.
 
@@ -125,22 +69,56 @@ class HFEngine:
         self.max_positions = config.max_position_embeddings
         self.window = sliding_window(config)
         self._masks_by_type = config.model_type not in WITHOUT_LAYER_TYPES
-        self._is_additive = attention_for(config.model_type) == "eager"
         self.cache = PoolCache(config, num_slots, model.dtype, model.device)
         self._positions = torch.zeros(num_slots, dtype=torch.long, device=model.device)
         check_canary(self)
 
+    def refusal(self, extra: Extra) -> str | None:
+        """Why the engine cannot do `extra`; None if it can."""
+        return reindexed.refusal(self.model, self.window) if "positions" in extra else None
+
     def forward(self, runs: list[Run]) -> Float[Tensor, "logit_rows vocab"]:
+        plain = [r for r in runs if not r.view.is_reindexed and r.view.attention is None]
+        if len(plain) == len(runs):
+            return self._forward_runs(runs)
+        found: dict[int, Tensor] = {}
+        heard = [r for r in runs if not r.view.is_reindexed and r.view.attention is not None]
+        turned = [r for r in runs if r.view.is_reindexed]
+        if plain:
+            _split(plain, self._forward_runs(plain), found)
+        if heard:
+            with mass.eager(self.model) as heard_mass:
+                _split(heard, self._forward_runs(heard), found)
+            heard_mass.hand_over(heard)
+        for plan in reindexed.plans(turned):
+            _split(plan.runs, self._forward_reindexed(plan), found)
+        rows = [found[id(run)] for run in runs if run.num_logits]
+        return torch.cat(rows) if rows else torch.empty(0, self.vocab_size)
+
+    def _forward_reindexed(self, plan: reindexed.Plan) -> Float[Tensor, "logit_rows vocab"]:
+        runs, seen = plan.runs, self._tensor(plan.seen())
+        by = self._tensor(plan.seen_positions()) - self._positions[seen]
+        slots, positions = self._tensor([s for r in runs for s in r.slots]), plan.positions()
+        self._positions[slots] = self._tensor(positions)
+        self.cache.gather = Gather(seen, *reindexed.angles(self.model, by))
+        try:
+            return self.forward_masked(
+                self._tensor([t for r in runs for t in r.tokens]),
+                self._tensor(positions),
+                slots,
+                {"full_attention": plan.mask()[None, None].to(self.device)},
+                self._tensor(_kept_rows(runs)),
+            )
+        finally:
+            self.cache.gather = None
+
+    def _forward_runs(self, runs: list[Run]) -> Float[Tensor, "logit_rows vocab"]:
         tokens = self._tensor([t for r in runs for t in r.tokens])
         positions = self._tensor([p for r in runs for p in r.positions])
         slots = self._tensor([s for r in runs for s in r.slots])
         mask = torch.from_numpy(mask_rows(runs, self.num_slots)).to(self.device)
-        keep: list[int] = []
-        at = 0
-        for run in runs:
-            at += len(run.tokens)
-            keep += range(at - run.num_logits, at)
-        return self.forward_rows(tokens, positions, slots, mask, self._tensor(keep))
+        keep = self._tensor(_kept_rows(runs))
+        return self.forward_rows(tokens, positions, slots, mask, keep)
 
     @torch.inference_mode()
     def forward_rows(
@@ -203,12 +181,31 @@ class HFEngine:
         if self.window is not None:
             near = self._positions[None, : mask.shape[1]] > positions[:, None] - self.window
             masks["sliding_attention"] = (mask & near)[None, None]
-        if not self._is_additive:
+        if self.model.config._attn_implementation != "eager":
             return masks
         dtype = self.model.dtype
         shown = torch.zeros((), dtype=dtype, device=self.device)
         hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=self.device)
         return {layer_type: torch.where(seen, shown, hidden) for layer_type, seen in masks.items()}
+
+
+def _kept_rows(runs: list[Run]) -> list[int]:
+    """The rows of a pass whose logits are wanted."""
+    keep: list[int] = []
+    at = 0
+    for run in runs:
+        at += len(run.tokens)
+        keep += range(at - run.num_logits, at)
+    return keep
+
+
+def _split(runs: list[Run], logits: Tensor, found: dict[int, Tensor]) -> None:
+    """Notes the logits of each run that wants any."""
+    at = 0
+    for run in runs:
+        if run.num_logits:
+            found[id(run)] = logits[at : at + run.num_logits]
+            at += run.num_logits
 
 
 def attention_for(model_type: str) -> str:

@@ -1,24 +1,30 @@
 """Methods: ways to answer a prompt with a model. One file each; `get_method` finds one by name.
 
-A method turns a chat into prompt ids and a session; the runtime does the rest.
+A method turns a chat into prompt ids and a session; the runtime does the rest. One that hides what
+a model may see brings a policy as well, and settings, which stand after its name (`spelling`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from stretto.errors import UnknownName
 
 if TYPE_CHECKING:
     from stretto.dialects.base import Session
+    from stretto.engines.base import Extra
     from stretto.lm import LM
     from stretto.params import SamplingParams
+    from stretto.runtime.policy import Policy
 
 AUTO = "auto"
 """The model's own way: its dialect if it has one, else sequential decoding."""
 
-METHODS = ("sequential", "sot")
+EVICTING = ("streaming_llm", "paged_h2o", "random_evict", "window")
+"""Methods that keep to a budget of visible tokens."""
+
+METHODS = ("sequential", "sot", "dense", *EVICTING)
 """Methods for any model; a model's dialect is a method of that model too."""
 
 
@@ -33,25 +39,78 @@ class Method(Protocol):
         ...
 
 
-def check_method(name: str, dialect: str | None = None) -> None:
-    """Raises `UnknownName` unless a model of `dialect` (None: any) can be run by `name`."""
-    from stretto.dialects import DIALECTS
+@runtime_checkable
+class HidingMethod(Method, Protocol):
+    """A method that brings a policy; a `Method` without `policy` hides nothing of its own."""
 
+    def policy(
+        self, num_prompt_tokens: int, params: SamplingParams, *, pool_page: int, sample: int
+    ) -> Policy:
+        """A fresh policy for one request. Raises `InvalidInput` for a budget that it cannot keep
+        to. `pool_page`: the pool's slots a page; `sample`: the number of the prompt's sample."""
+        ...
+
+
+def check_method(method: str | Method, dialect: str | None = None) -> None:
+    """Raises `UnknownName` unless a model of `dialect` (None: any) can be run by a method, and
+    `InvalidInput` for settings that it does not have."""
+    from stretto.dialects import DIALECTS
+    from stretto.methods.spelling import evicting, read, refuse
+
+    if not isinstance(method, str):
+        return
+    name, settings = read(method)
     dialects = DIALECTS if dialect is None else (dialect,)
     known = [AUTO, *METHODS, *(d for d in dialects if d != "plain")]
     if name not in known:
         raise UnknownName("method", name, known)
+    if name in EVICTING:
+        evicting(name, settings)
+    for key in () if name in EVICTING else settings:
+        refuse(name, key)
 
 
-def get_method(name: str, dialect: str) -> Method:
-    """The method `name` for a model of `dialect`. Raises `UnknownName`."""
+def get_method(method: str | Method, dialect: str) -> Method:
+    """The method of a name, or of a text with settings, for a model of `dialect`; one that is
+    given as an object is that. Raises `UnknownName` and `InvalidInput`."""
+    from stretto.methods.dense import Dense
     from stretto.methods.native import Native
     from stretto.methods.sequential import Sequential
     from stretto.methods.sot import SkeletonOfThought
+    from stretto.methods.spelling import evicting, read
 
-    check_method(name, dialect)
+    if not isinstance(method, str):
+        return method
+    check_method(method, dialect)
+    name, settings = read(method)
+    if name in EVICTING:
+        return evicting(name, settings)
     if name == AUTO:
         name = "sequential" if dialect == "plain" else dialect
     if name == "sequential":
         return Sequential()
+    if name == "dense":
+        return Dense()
     return SkeletonOfThought() if name == "sot" else Native(name)
+
+
+def extras(method: str | Method) -> tuple[Extra, ...]:
+    """What an engine must be able to do, besides logits, for a method."""
+    if isinstance(method, str):
+        from stretto.methods.spelling import evicting, read
+
+        name, settings = read(method)
+        if name not in EVICTING:
+            return ()
+        method = evicting(name, settings)
+    found: list[Extra] = []
+    if getattr(method, "wants_attention", False):
+        found.append("attention mass")
+    if getattr(method, "is_reindexed", False):
+        found.append("re-indexed positions")
+    return tuple(found)
+
+
+def is_for_any_model(name: str) -> bool:
+    """Whether a completion's `method` is one for any model, so that it writes no annotations."""
+    return name.partition(",")[0] in METHODS

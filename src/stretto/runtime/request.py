@@ -18,10 +18,12 @@ from stretto.errors import Unsupported
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN, OpenThread, Recorder
 from stretto.runtime import events
+from stretto.runtime.attention import AttentionTotals
 from stretto.runtime.chooser import Chooser, Script
 from stretto.runtime.feed import Feed
 from stretto.runtime.lane import Lane
 from stretto.runtime.memory import RequestMemory
+from stretto.runtime.policy import Policy
 from stretto.runtime.pool import Pool
 from stretto.runtime.quick import Row
 from stretto.runtime.text import Decode, Document, Pieces, ThreadText
@@ -43,7 +45,8 @@ class Timing:
 class Request:
     """A prompt being answered. Driven by the scheduler; readers use `log`, `text` and `recorder`.
 
-    `end_ids` are the model's end-of-sequence ids. `sample` numbers the samples of one prompt.
+    `end_ids` are the model's end-of-sequence ids. `sample` numbers the samples of one prompt. A
+    `policy` hides what it will, besides what the session says.
     """
 
     def __init__(
@@ -57,8 +60,10 @@ class Request:
         max_positions: int,
         sample: int = 0,
         script: Script | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.session = session
+        self.policy = policy
         self.params = params
         self.script = script
         self.log = events.EventLog()
@@ -70,7 +75,8 @@ class Request:
         self.finish_reason: str | None = None
         self.error: str | None = None
         self.is_abandoned = False  # nobody will read the answer: to be cancelled by the next pass
-        self.recorder = Recorder(prompt, session.main_role, max_positions)
+        cuts = () if policy is None else policy.cuts(len(prompt))
+        self.recorder = Recorder(prompt, session.main_role, max_positions, cuts)
         self._decode = Pieces(decode)  # for the events and for the document
         self.document = Document(self.recorder, self._decode)
         self._cut: int | None = None
@@ -151,6 +157,7 @@ class Request:
         token, lane.logprob = self._chooser.choose(self.recorder, thread, logits, legal)
         lane.drawn_at = self.step
         if token in self._stop_ids and not (legal is not None and legal.forced):
+            lane.end_logprob = lane.logprob
             lane.moves.extend(self.session.stopped(self.recorder, thread, "stop"))
         else:
             self.num_drawn += 1
@@ -197,6 +204,7 @@ class Request:
         recorder, thread = self.recorder, lane.thread
         match move:
             case Place():
+                self._hide(lane)
                 recorder.place(thread, move, lane.drawn_at if is_drawn(move.origin) else None)
                 lane.announce(move, thread.next_position - 1, self.step)
             case Reveal():
@@ -225,6 +233,12 @@ class Request:
                 except TypeError as error:
                     raise Unsupported(f"this runtime cannot carry out {move!r}") from error
 
+    def _hide(self, lane: Lane) -> None:
+        """What the policy does before the thread's next token is placed."""
+        if self.policy is not None:
+            for effect in self.policy.act(self.recorder, lane.thread, lane.view.attention):
+                self._carry_out(lane, effect)
+
     def _capped(self, fork: Fork) -> Fork:
         """The fork with the request's own cap on threads applied, if it is the lower one."""
         cap = self.params.max_thread_tokens
@@ -233,7 +247,11 @@ class Request:
         return replace(fork, cap=cap)
 
     def _open_lane(self, thread: OpenThread, at: int) -> Lane:
-        lane = Lane(thread, View(thread, self.memory), ThreadText(self._decode), self.log)
+        view = View(thread, self.memory)
+        if self.policy is not None:
+            view.attention = AttentionTotals() if self.policy.wants_attention else None
+            view.is_reindexed = self.policy.is_reindexed
+        lane = Lane(thread, view, ThreadText(self._decode), self.log)
         self._lanes[thread.name] = lane
         start = events.ThreadStart(thread.name, thread.parent, thread.topic, at, self.step)
         self.log.emit(start)

@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stretto.engines.base import Engine
+from torch import Tensor
+
+from stretto.engines.base import Engine, require
 from stretto.errors import PromptTooLong
+from stretto.runtime.policy import Policy
 from stretto.runtime.pool import Pool
 from stretto.runtime.request import Request
+from stretto.runtime.views import Run
 
 MAX_ROWS = 512
 """Rows a request may bring to one pass; a longer prompt is fed in several."""
+
+
+def check_policy(engine: Engine, policy: Policy) -> None:
+    """Raises `Unsupported` unless the engine can do what the policy needs of it."""
+    if policy.wants_attention:
+        require(engine, "attention mass", f"method {policy.name!r}")
+    if policy.is_reindexed:
+        require(engine, "re-indexed positions", f"method {policy.name!r}")
 
 
 class Scheduler:
@@ -34,19 +46,29 @@ class Scheduler:
         self.num_preemptions = 0
         self._is_midway = False
 
-    def submit(self, request: Request) -> None:
-        """Queues a request. Raises `PromptTooLong` if it could not even start alone."""
+    def check(self, request: Request) -> None:
+        """Raises `PromptTooLong` if it could not even start alone, `Unsupported`
+        if the engine cannot do what its policy needs."""
+        if request.policy is not None:
+            check_policy(self.engine, request.policy)
         length, room = request.num_prompt_tokens, self.engine.max_positions
         if length >= room:
             raise PromptTooLong(
                 f"the prompt has {length} tokens but the model has {room} positions, "
                 "one of which must be left for the answer; shorten the prompt"
             )
-        if self.pool.pages_for(length) > self.pool.num_pages:
+        parts = [len(segment.tokens) for segment in request.recorder.segments]
+        pages = sum(map(self.pool.pages_for, parts))
+        if pages > self.pool.num_pages:
+            need = pages * self.pool.page_size
             raise PromptTooLong(
-                f"the prompt needs {length} KV slots but the pool has {self.pool.num_slots}; "
+                f"the prompt needs {need} KV slots but the pool has {self.pool.num_slots}; "
                 "shorten the prompt or load the model with a larger pool"
             )
+
+    def submit(self, request: Request) -> None:
+        """Queues a request. Raises what `check` raises."""
+        self.check(request)
         with self._midway():
             self.waiting.append(request)
 
@@ -114,20 +136,41 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _run(self, batch: list[Request]) -> None:
+        """Feeds a batch. Requests that fail end with "error", the others go on; the first error is
+        raised when all have been fed."""
         runs = [request.feed.allocate(self.pool, self.max_rows) for request in batch]
+        errors = []
+        for request, own, logits in zip(batch, runs, self._forward(runs), strict=True):
+            try:
+                if isinstance(logits, Exception):
+                    raise logits
+                request.fed(own, logits, self.pool)
+            except Exception as error:
+                self._fail(request, error)
+                errors.append(error)
+        self.running = [r for r in self.running if not r.is_done]
+        if errors:
+            self._is_midway = False
+            raise errors[0]
+
+    def _forward(self, runs: list[list[Run]]) -> list[Tensor | Exception]:
+        """The logits of each request. Where a pass of all of them fails each is fed alone, into
+        the same slots, so that only those at fault fail."""
         try:
             logits = self.engine.forward([run for own in runs for run in own])
-            row = 0
-            for request, own in zip(batch, runs, strict=True):
-                num_rows = sum(run.num_logits for run in own)
-                request.fed(own, logits[row : row + num_rows], self.pool)
-                row += num_rows
         except Exception as error:
-            for request in batch:
-                self._end(request, "error", str(error))
-            self._is_midway = False
-            raise
-        self.running = [r for r in self.running if not r.is_done]
+            if len(runs) == 1:
+                return [error]
+            return [result for own in runs for result in self._forward([own])]
+        return list(logits.split([sum(run.num_logits for run in own) for own in runs]))
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """Ends a request with "error", whatever state it was left in."""
+        try:
+            self._end(request, "error", str(error))
+        except Exception:
+            request.abort(str(error))
+            request.memory.free(self.pool)
 
     def _end(self, request: Request, reason: str, error: str | None = None) -> None:
         """Ends a request, which is in a list until it has ended."""

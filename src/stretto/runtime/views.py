@@ -14,16 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.recorder import OpenSegment, OpenThread
+from stretto.runtime.attention import AttentionTotals
 from stretto.runtime.memory import RequestMemory
 
 
 @dataclass(slots=True, eq=False)
 class View:
-    """One thread's view into its request's memory. `cursor` belongs to the engine."""
+    """One thread's view into its request's memory. `cursor` belongs to the engine.
+
+    If `attention` is not None the engine adds the attention mass of the view's rows to it. The
+    tokens of an `is_reindexed` view are rotated to their places among those visible to a row.
+    """
 
     thread: OpenThread
     memory: RequestMemory
     cursor: Any = None
+    attention: AttentionTotals | None = None
+    is_reindexed: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

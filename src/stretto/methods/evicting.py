@@ -1,0 +1,212 @@
+"""What all methods have in common that hide whole pages of a sequence to keep to a budget.
+
+The sequence is cut into pages: first the sinks, if a method has any, then pages of `page_tokens`,
+beginning anew where the answer begins. The prompt is fed as a whole and sees itself densely; then,
+before the first token of each page of the answer is placed, pages are hidden until those left and
+the new page, full, come to the budget at most. So every row of the answer keeps to the budget, and
+within a page nothing changes. Positions go on counting: a token's is that of the one before it + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, ClassVar
+
+from stretto.dialects.plain import PlainSession
+from stretto.effects import Cut, Evict
+from stretto.errors import InvalidInput
+from stretto.methods.budget import Budget
+from stretto.methods.spelling import spell
+from stretto.params import check_int
+
+if TYPE_CHECKING:
+    from stretto.lm import LM
+    from stretto.params import SamplingParams
+    from stretto.recorder import OpenThread, Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page that may be hidden. `attention`: the mass it was given so far, 0.0 if none is kept."""
+
+    handle: int
+    num_tokens: int
+    attention: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Where a method's random numbers come from: the request's seed and sample, and the thread and
+    index of the token about to be placed."""
+
+    seed: int
+    sample: int
+    thread: str
+    index: int
+
+    def number(self, k: int) -> float:
+        """The `k`-th number in [0, 1) at this token, apart from those that draw tokens."""
+        from stretto.runtime.sampler import uniform
+
+        return uniform(self.seed, self.sample, f"{self.thread}/evict.{k}", self.index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvictingMethod:
+    """Decodes sequentially, with control tokens masked, and hides pages by the method's rule.
+
+    `budget`: tokens a row may see, itself included (int), or a share of what it would see with
+    nothing hidden (float in (0, 1]); see `Budget`. `pin_prompt`: the prompt is never hidden, and
+    counts. `page_tokens`: tokens a page; None: the pool's page, and `least_page_tokens` at least.
+
+    A subclass names its `rule`, says what is hidden first (`victims`), and may pin sinks.
+    """
+
+    rule: ClassVar[str]
+
+    budget: int | float
+    pin_prompt: bool = False
+    page_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        Budget(self.budget)
+        if self.page_tokens is not None:
+            check_int("page_tokens", self.page_tokens, 1)
+
+    # -- what a method says of itself ----------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The rule and all settings that differ from the usual, as `get_method` takes them."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        usual = {f.name: f.default for f in fields(self)}
+        return spell(self.rule, {k: v for k, v in given.items() if v != usual[k]})
+
+    @property
+    def wants_attention(self) -> bool:
+        return False
+
+    @property
+    def is_reindexed(self) -> bool:
+        return False
+
+    @property
+    def num_sinks(self) -> int:
+        """First tokens of the sequence that are never hidden."""
+        return 0
+
+    @property
+    def least_page_tokens(self) -> int:
+        return 1
+
+    def least_room(self, page_tokens: int) -> int:
+        """Tokens that the budget must hold besides what is pinned: one page, or more."""
+        return page_tokens
+
+    def victims(self, pages: Sequence[Page], room: int, draws: Draws) -> Iterator[Page]:
+        """The pages that may be hidden, first the one to go first.
+
+        `pages`: oldest first, none of them pinned. `room`: the budget less what is pinned.
+        """
+        raise NotImplementedError
+
+    # -- what the runtime asks for -------------------------------------------------------------
+
+    def start(
+        self, lm: LM, prompt: Sequence[dict[str, str]] | str, params: SamplingParams
+    ) -> tuple[list[int], PlainSession]:
+        return lm.encode(prompt), PlainSession(lm.banned)
+
+    def policy(
+        self, num_prompt_tokens: int, params: SamplingParams, *, pool_page: int, sample: int
+    ) -> Eviction:
+        """One request's policy. Raises `InvalidInput` for a budget that cannot hold what is pinned
+        and one page."""
+        page = self.page_tokens
+        page = max(pool_page, self.least_page_tokens) if page is None else page
+        pinned = max(self.num_sinks, num_prompt_tokens if self.pin_prompt else 0)
+        least = pinned + self.least_room(page)
+        longest = num_prompt_tokens + params.max_tokens
+        most = Budget(self.budget).tokens(longest)
+        if most < least:
+            share = f" of at most {longest} tokens comes to {most}, which"
+            raise InvalidInput(
+                f"a budget of {self.budget}{share if isinstance(self.budget, float) else ''} "
+                f"cannot hold the {least} tokens that method {self.name!r} needs: {pinned} pinned "
+                f"and {least - pinned} for pages of {page}; raise it to {least}"
+            )
+        return Eviction(self, page, least, params.seed, sample)
+
+
+class Eviction:
+    """The policy of one request. It keeps no state but how long the page under way may become:
+    what is visible is read from the thread."""
+
+    def __init__(
+        self, method: EvictingMethod, page_tokens: int, least: int, seed: int, sample: int
+    ) -> None:
+        self.name = method.name
+        self.wants_attention = method.wants_attention
+        self.is_reindexed = method.is_reindexed
+        self._method = method
+        self._budget = Budget(method.budget)
+        self._page_tokens = page_tokens
+        self._least = least
+        self._seed, self._sample = seed, sample
+        self._limits: dict[str, int] = {}
+
+    def cuts(self, num_prompt_tokens: int) -> list[int]:
+        """A pinned prompt is one segment."""
+        if self._method.pin_prompt:
+            return []
+        sinks = self._method.num_sinks
+        return [n for n in range(sinks, num_prompt_tokens, self._page_tokens) if n > 0]
+
+    def act(
+        self, recorder: Recorder, thread: OpenThread, attention: Mapping[int, float] | None
+    ) -> list[Cut | Evict]:
+        own = thread.own
+        if own.tokens and len(own.tokens) < self._limits[thread.name]:
+            return []
+        length = thread.next_position
+        limit = self._limits[thread.name] = self._limit(length)
+        # A share grows more slowly than the page does, so that its end decides.
+        budget = max(self._least, self._budget.tokens(length + limit))
+        handles = [*thread.sees, own.handle] if own.tokens else list(thread.sees)
+        moves: list[Cut | Evict] = [Cut()] if own.tokens else []
+        return moves + self._hide(recorder, thread, handles, attention or {}, budget - limit)
+
+    def _limit(self, length: int) -> int:
+        """How many tokens the page may have that begins after `length` tokens."""
+        sinks = self._method.num_sinks
+        return sinks - length if length < sinks else self._page_tokens
+
+    def _hide(
+        self, recorder: Recorder, thread: OpenThread, handles: list[int],
+        attention: Mapping[int, float], room: int,
+    ) -> list[Cut | Evict]:  # fmt: skip
+        """Hides pages until those left come to `room` tokens at most."""
+        pinned, pages = 0, []
+        for handle in handles:
+            segment = recorder.segments[handle]
+            size = len(segment.tokens)
+            is_prompt = segment.origins[0] == "prompt"
+            if segment.positions[0] < self._method.num_sinks or (
+                is_prompt and self._method.pin_prompt
+            ):
+                pinned += size
+            else:
+                pages.append(Page(handle, size, attention.get(handle, 0.0)))
+        excess = pinned + sum(page.num_tokens for page in pages) - room
+        if excess <= 0:
+            return []
+        hidden: list[Cut | Evict] = []
+        draws = Draws(self._seed, self._sample, thread.name, thread.num_drawn)
+        budget = room + self._limits[thread.name]
+        for page in self._method.victims(pages, budget - pinned, draws):
+            hidden.append(Evict(page.handle))
+            excess -= page.num_tokens
+            if excess <= 0:
+                return hidden
+        raise AssertionError(f"method {self.name!r} cannot get down to {room} tokens")
