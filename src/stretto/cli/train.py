@@ -39,6 +39,10 @@ Baseline = Annotated[
 ]
 Lengths = Annotated[str | None, _option("Data", "exact, tens, fixed or overlap.", metavar="NAME")]
 FixedLength = Annotated[int | None, _option("Data", "Of --lengths fixed.", metavar="N")]
+Registers = Annotated[int | None, _option("Model", "How many; of tip.", "--registers", metavar="N")]
+Grace = Annotated[
+    bool | None, _option("Model", "Whether one sees the step it kills.", "--grace/--strict")
+]
 Model = Annotated[str | None, _option("Model", "A name, folder, .gguf file or hub org/model.")]
 DialectName = Annotated[str | None, _option("Model", "pasta or another.", "--dialect")]
 AsLora = Annotated[bool, _option("Model", "Train a LoRA.", "--lora")]
@@ -100,6 +104,8 @@ def sft(
     baseline: Baseline = None,
     lengths: Lengths = None,
     fixed_length: FixedLength = None,
+    registers: Registers = None,
+    grace: Grace = None,
     dtype: Dtype = None,
     device: Device = None,
     seed: Seed = None,

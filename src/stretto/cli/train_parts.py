@@ -107,7 +107,7 @@ def show_estimate(config: SftConfig, *, as_json: bool) -> None:
 
 def estimate_of(config: SftConfig) -> dict[str, Any]:
     """The estimate of a run, with what it is based on."""
-    from stretto.dialects import get_dialect
+    from stretto.dialects import DialectSettings, get_dialect
     from stretto.train.estimate import Shape, estimate, measure_flops
     from stretto.train.lora import Lora
     from stretto.train.sft import prepare
@@ -117,7 +117,9 @@ def estimate_of(config: SftConfig) -> dict[str, Any]:
         shape = Shape.of_config(config.architecture)
     if config.architecture is None or config.data:
         shape, tokens, share, steps = _from_data(config, prepare)
-    forms = {} if config.baseline else get_dialect(config.dialect).control_forms
+    registers = {} if config.registers is None else {"num_registers": config.registers}
+    settings = DialectSettings.given(registers)
+    forms = {} if config.baseline else get_dialect(config.dialect).forms(settings)
     lora = Lora(config.rank, config.alpha, config.targets, config.dropout)
     result = estimate(
         shape,

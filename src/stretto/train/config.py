@@ -7,12 +7,15 @@ import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from stretto.dialects.registers import MAX_REGISTERS
 from stretto.errors import InvalidInput
 from stretto.models.embedded import DEFAULT_MODEL
+
+Config = TypeVar("Config", bound=BaseModel)
 
 
 class SftConfig(BaseModel):
@@ -35,6 +38,8 @@ class SftConfig(BaseModel):
     baseline: bool = False
     lengths: Literal["exact", "tens", "fixed", "overlap"] | None = None
     fixed_length: int = Field(default=50, ge=1, le=2048)
+    registers: int | None = Field(default=None, ge=1, le=MAX_REGISTERS)
+    grace: bool | None = None
 
     how: Literal["lora", "full"] = "lora"
     rank: int = Field(default=4, ge=1)
@@ -69,6 +74,13 @@ class SftConfig(BaseModel):
             raise ValueError("valid and valid_share are both given; leave one out")
         if self.baseline and self.lengths is not None:
             raise ValueError("a baseline promises nothing, so it has no lengths")
+        parts = self.dialect.split("+")
+        if self.lengths is not None and "pasta" not in parts:
+            raise ValueError(f"dialect {self.dialect} promises nothing, so it has no lengths")
+        asked = self.registers is not None or self.grace is not None
+        if asked and (self.baseline or "tip" not in parts):
+            what = "a baseline" if self.baseline else f"dialect {self.dialect}"
+            raise ValueError(f"{what} has no registers, so neither registers nor grace is its own")
         return self
 
     @classmethod
@@ -77,7 +89,7 @@ class SftConfig(BaseModel):
 
         Raises `InvalidInput` naming the file and the first setting that is wrong.
         """
-        settings = _read_toml(file) if file is not None else {}
+        settings = read_toml(file) if file is not None else {}
         own = {name: value for name, value in changes.items() if value is not None}
         for one, other in (("batch", "batch_tokens"), ("valid", "valid_share")):
             if one in own:
@@ -88,11 +100,20 @@ class SftConfig(BaseModel):
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """All settings that a result depends on, for the run's folder."""
-        return self.model_dump(exclude={"out", "architecture"})
+        """All settings that a result depends on, for the run's folder.
+
+        Those of registers are left out where they are not set: runs that were begun before there
+        were any can go on.
+        """
+        unset = {name for name in ("registers", "grace") if getattr(self, name) is None}
+        return self.model_dump(exclude={"out", "architecture", *unset})
 
 
-def checked(kind: type[SftConfig], settings: Mapping[str, Any], source: str) -> SftConfig:
+def checked(
+    kind: type[Config], settings: Mapping[str, Any], source: str, verb: str = "sft"
+) -> Config:
+    """The settings of one of `stretto train`'s verbs. Raises `InvalidInput` for the first that is
+    wrong."""
     try:
         return kind.model_validate(settings)
     except ValidationError as error:
@@ -100,14 +121,15 @@ def checked(kind: type[SftConfig], settings: Mapping[str, Any], source: str) -> 
         place = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
             near = difflib.get_close_matches(place, list(kind.model_fields), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "see `stretto train sft --help`"
+            hint = f"did you mean {near[0]!r}?" if near else f"see `stretto train {verb} --help`"
             raise InvalidInput(f"{source}: unknown setting {place!r}; {hint}") from None
         message = first["msg"].removeprefix("Value error, ")
         told = f"{place} is {first['input']!r}: {message}" if place else message
         raise InvalidInput(f"{source}: {told}") from None
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, Any]:
+    """A file's settings. Raises `InvalidInput` for one that cannot be read."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

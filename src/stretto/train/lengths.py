@@ -7,6 +7,7 @@ from typing import Any
 
 from stretto.dialects.base import Vocabulary
 from stretto.dialects.outline import Promised, outline
+from stretto.dialects.registers import is_register, register_tags
 from stretto.dialects.tags import MAX_PROMISED_TOKENS, Tag, round_up, text_tags
 
 LENGTHS: Mapping[str, Mapping[str, Any]] = {
@@ -30,10 +31,18 @@ def relabel(text: str, vocabulary: Vocabulary, unit: int) -> str:
     for part in parts:
         if not isinstance(part, Promised) or part.block is None:
             continue
-        num_tokens = len(vocabulary.encode(text[part.block.start : part.block.end]))
+        num_tokens = _num_tokens(text[part.block.start : part.block.end], vocabulary)
         pieces += [text[at : part.tag.start], _promise(part.tag, num_tokens, unit)]
         at = part.tag.end
     return "".join([*pieces, text[at:]])
+
+
+def _num_tokens(text: str, vocabulary: Vocabulary) -> int:
+    """Tokens of a block's text, where a register, if the vocabulary has any, is one."""
+    tags, _ = register_tags(text, sum(map(is_register, vocabulary.control)))
+    starts, ends = [0, *(tag.end for tag in tags)], [*(tag.start for tag in tags), len(text)]
+    runs = (vocabulary.encode(text[a:b]) for a, b in zip(starts, ends, strict=True))
+    return len(tags) + sum(map(len, runs))
 
 
 def _promise(tag: Tag, num_tokens: int, unit: int) -> str:

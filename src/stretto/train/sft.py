@@ -124,6 +124,8 @@ def open_for(config: SftConfig) -> Trainee:
         settings = dict(LENGTHS[config.lengths])
     if config.lengths == "fixed":
         settings["fixed_length"] = config.fixed_length
+    registers = {"num_registers": config.registers, "grace": config.grace}
+    settings |= {name: value for name, value in registers.items() if value is not None}
     return open_trainee(
         config.model,
         dialect="plain" if config.baseline else config.dialect,
