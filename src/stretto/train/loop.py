@@ -247,11 +247,15 @@ class Journal:
         return {k: v for k, v in found[-1].items() if _is_real(v)} if found else {}
 
     def _lines(self) -> list[dict[str, Any]]:
-        """All whole lines; a kill may have torn the last one."""
-        if not self._path.exists():
-            return []
-        whole = self._path.read_bytes().split(b"\n")[:-1]
-        return [json.loads(line) for line in whole if line.strip()]
+        return lines_of(self._path)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a run's metrics; a kill may have torn the last one."""
+    if not path.exists():
+        return []
+    whole = path.read_bytes().split(b"\n")[:-1]
+    return [json.loads(line) for line in whole if line.strip()]
 
 
 def _is_due(done: int, every: int | None) -> bool:

@@ -122,7 +122,7 @@ def train_on_pairs(
     over it goes on where it was killed. One that was begun with another model, other data or
     settings raises `InvalidInput`, and so do pairs of which none can be learnt from.
     """
-    _switch_off_dropout(learner.model)
+    switch_off_dropout(learner.model)
     made, unusable = pair_examples(
         pairs, answers, learner.maker, learner.prompt_ids, margin=settings.margin
     )
@@ -148,7 +148,8 @@ def train_on_pairs(
     )
 
 
-def _switch_off_dropout(model: Any) -> None:
+def switch_off_dropout(model: Any) -> None:
+    """For good: a model that is held to log-probs must give the same ones again."""
     import torch
 
     for module in model.modules():

@@ -1,0 +1,328 @@
+"""`train grpo`: a model and problems in, a model that solves them with less KV out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stretto.data.rows import Reject
+from stretto.data.settings import hold_to
+from stretto.data.store import Store
+from stretto.errors import InvalidInput, Unsupported
+from stretto.eval.tasks import Source
+from stretto.files import write_atomically
+from stretto.tokens import ModelCard
+from stretto.train.grpo import LossSettings
+from stretto.train.grpo_config import GrpoConfig
+from stretto.train.grpo_policy import PolicyRuntime, pool_slots_for
+from stretto.train.grpo_problems import Problems, load_problems
+from stretto.train.grpo_rollouts import Interrupted, Roller
+from stretto.train.grpo_steps import GrpoSteps, StepSettings
+from stretto.train.grpo_valid import best_step, greedy_validation
+from stretto.train.loop import METRICS, Finished, Loop, LoopSettings, Report, lines_of
+from stretto.train.lora import Lora
+from stretto.train.prefer_run import switch_off_dropout
+from stretto.train.schedule import Schedule
+
+if TYPE_CHECKING:
+    from stretto.train.trainee import Trainee
+
+CONFIG, ENVIRONMENT, REJECTS, SUMMARY = (
+    "config.json", "environment.json", "rejects.jsonl", "summary.json",
+)  # fmt: skip
+REQUESTS = {"fused": 256}
+LONGEST_PROMPTS = 16
+"""By their characters: of these the tokens are counted, to tell how large a pool is wanted."""
+OTHER_REQUESTS = 32
+"""At once: engine `fused` reads only what a row sees, the others every slot of the pool."""
+
+
+@dataclass(frozen=True)
+class GrpoHooks:
+    """What a run tells while it works, and whether it is to stop. `report_rollouts` is told how
+    many of a step's answers are done, and of how many."""
+
+    report: Report | None = None
+    report_rollouts: Callable[[int, int], None] | None = None
+    should_stop: Callable[[], bool] | None = None
+
+
+NO_HOOKS = GrpoHooks()
+
+
+def train_grpo(
+    config: GrpoConfig, *, hooks: GrpoHooks = NO_HOOKS, trainee: Trainee | None = None
+) -> dict[str, Any]:
+    """Trains and saves a model; the summary, which is also written to the run's folder.
+
+    The folder `config.out` gets the settings, the environment, `metrics.jsonl`, `rollouts/` and
+    `valid/` with a file a step, `checkpoints/`, `rejects.jsonl`, `best-STEP/` and, at the end,
+    `model/`. The same settings over the same folder go on where it stopped. A `trainee` is one that
+    is open already. Raises `InvalidInput` before anything is drawn if settings or problems do not
+    fit, and `Unsupported` for several processes.
+    """
+    if config.out is None:
+        raise InvalidInput("no folder for the run; name one with --out")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise Unsupported("GRPO draws and trains in one process; start it without torchrun")
+    run = Run(config, Path(config.out).expanduser(), hooks, trainee)
+    return run.go()
+
+
+@dataclass
+class Run:
+    """A run, from its settings to its summary."""
+
+    config: GrpoConfig
+    out: Path
+    hooks: GrpoHooks
+    given: Trainee | None = None
+    rejects: dict[str, Reject] = field(default_factory=dict)
+
+    def go(self) -> dict[str, Any]:
+        config = self.config
+        problems, held_out = problems_of(config)
+        trainee = open_for(config) if self.given is None else self.given
+        switch_off_dropout(trainee.model)
+        identity = _identity(config, problems, held_out)
+        hold_to(self.out / CONFIG, {**config.resolved, **identity}, str(self.out))
+        self._write_environment()
+        policy = self._policy(trainee, problems, held_out)
+        steps = GrpoSteps(
+            trainee.model,
+            trainee.maker(),
+            trainee.encode_prompt,
+            roller=self._roller(policy, problems, "rollouts"),
+            settings=_step_settings(config),
+            rewards=config.rewards(),
+            loss=_loss_settings(config),
+        )
+        validation = None
+        if held_out is not None:
+            roller = self._roller(policy, held_out, "valid")
+            validation = greedy_validation(roller, steps, config.rewards())
+        loop = Loop(
+            trainee.model,
+            steps,
+            steps,
+            _loop_settings(config, identity),
+            self.out,
+            validation=validation,
+            report=lambda line: self._report(trainee, line),
+            should_stop=self.hooks.should_stop,
+        )
+        try:
+            finished = loop.run()
+        except Interrupted:
+            done = max(0, steps.num_updates_done - 1)
+            finished = Finished(done, False, {}, None)
+        return self._finish(trainee, finished)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _policy(
+        self, trainee: Trainee, problems: Problems, held_out: Problems | None
+    ) -> PolicyRuntime:
+        config = self.config
+        every = [*problems.items, *(() if held_out is None else held_out.items)]
+        prompts = sorted((item.prompt for item in every), key=len)[-LONGEST_PROMPTS:]
+        longest = max(len(trainee.encode_prompt(prompt)) for prompt in prompts)
+        num = config.prompts_per_step * config.samples
+        slots = config.pool_slots
+        if slots is None:
+            slots = pool_slots_for(min(num, self._requests("fused")), longest + config.max_tokens)
+        return PolicyRuntime(trainee, engine=config.engine, pool_slots=slots)
+
+    def _requests(self, engine: str) -> int:
+        own = REQUESTS.get(engine, OTHER_REQUESTS)
+        return own if self.config.requests is None else self.config.requests
+
+    def _roller(self, policy: PolicyRuntime, problems: Problems, name: str) -> Roller:
+        return Roller(
+            policy=policy,
+            problems=problems,
+            folder=self.out / name,
+            max_tokens=self.config.max_tokens,
+            requests=self._requests(policy.engine),
+            seed=self.config.seed,
+            reject=self._reject,
+            should_stop=self.hooks.should_stop,
+            report=self.hooks.report_rollouts,
+        )
+
+    def _reject(self, row: Reject) -> None:
+        """Keeps a problem that cannot be answered, once."""
+        own = row.model_copy(update={"sample": 0})
+        if own.key in self.rejects:
+            return
+        with Store(self.out / REJECTS, Reject) as store:
+            if own.key not in store:
+                store.add(own)
+            self.rejects = dict(store.rows)
+
+    def _write_environment(self) -> None:
+        from stretto.train.environment import environment
+
+        facts = json.dumps(environment(self.config.device), indent=2) + "\n"
+        write_atomically(self.out / ENVIRONMENT, facts.encode())
+
+    # -- what is told and kept -----------------------------------------------------------------
+
+    def _report(self, trainee: Trainee, line: Mapping[str, Any]) -> None:
+        if line["kind"] == "valid":
+            self._keep_if_best(trainee, int(line["step"]))
+        if self.hooks.report is not None:
+            self.hooks.report(line)
+
+    def best(self) -> int | None:
+        config = self.config
+        lines = lines_of(self.out / METRICS)
+        by_kv = config.kv_weight > 0
+        return best_step(lines, tolerance=config.valid_tolerance, by_kv=by_kv)
+
+    def _keep_if_best(self, trainee: Trainee, step: int) -> None:
+        folder = self._best_folder(step)
+        if self.best() != step or folder.exists():
+            return
+        before = [path for path in self.out.glob("best-*") if path.is_dir()]
+        trainee.save(folder)
+        for path in before:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _best_folder(self, step: int) -> Path:
+        return self.out / f"best-{step:08d}"
+
+    def _finish(self, trainee: Trainee, finished: Finished) -> dict[str, Any]:
+        folder, best = self.out / "model", self.best()
+        lines = [line for line in lines_of(self.out / METRICS) if line["kind"] == "valid"]
+        summary: dict[str, Any] = {
+            "out": str(self.out),
+            "model": None,
+            "best": None,
+            "best_step": best,
+            "updates": finished.num_steps,
+            "is_complete": finished.is_complete,
+            "trained_parameters": trainee.num_trained,
+            "rejected": len(self.rejects),
+            "last": _plain(finished.metrics),
+            "valid": _plain(lines[-1]) if lines else None,
+            "best_valid": next((_plain(x) for x in lines if x["step"] == best), None),
+        }
+        if best is not None:
+            summary["best"] = str(self._best_folder(best))
+        if finished.is_complete:
+            summary["model"] = str(folder)
+            if not folder.exists():
+                trainee.save(folder)
+        write_atomically(self.out / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+        return summary
+
+
+def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    left_out = ("kind", "step", "of", "seconds", "tokens", "num_packs", "lr", "grad_norm")
+    left_out += ("sample_seconds", "sample_tokens_per_s")
+    return {name: value for name, value in metrics.items() if name not in left_out}
+
+
+# -- from settings ---------------------------------------------------------------------------------
+
+
+def problems_of(config: GrpoConfig) -> tuple[Problems, Problems | None]:
+    """The problems to train on and those to validate on. Raises `InvalidInput` where they meet."""
+    source = _source(config, config.prompts, config.split, config.limit)
+    problems = load_problems(config.task, source)
+    if not (config.valid or config.valid_split):
+        return problems, None
+    paths = config.valid or config.prompts
+    source = _source(config, paths, config.valid_split, config.valid_limit)
+    held_out = load_problems(config.task, source)
+    both = {i.prompt_id for i in problems.items} & {i.prompt_id for i in held_out.items}
+    if both:
+        raise InvalidInput(
+            f"{len(both)} problems are both trained and validated on, e.g. {min(both)}; give "
+            "other files, or a split and a valid_split that do not meet"
+        )
+    return problems, held_out
+
+
+def _source(config: GrpoConfig, paths: list[str], split: str, limit: int | None) -> Source:
+    return Source(
+        paths=tuple(Path(path).expanduser() for path in paths),
+        prompt_field=config.prompt_field,
+        reference_field=config.reference_field,
+        limit=limit,
+        seed=config.task_seed,
+        split=split,
+    )
+
+
+def open_for(config: GrpoConfig) -> Trainee:
+    """The trainee that a run's settings ask for: the model as it is, in its own dialect."""
+    from stretto.models import resolve
+    from stretto.train.trainee import open_trainee
+
+    card = ModelCard.load(resolve(config.model).path)
+    return open_trainee(
+        config.model,
+        dialect=card.dialect,
+        how=config.how,
+        lora=Lora(config.rank, config.alpha, config.targets),
+        asked=sorted({"rank", "alpha", "targets"} & config.model_fields_set),
+        dtype=config.dtype,
+        device=config.device,
+        seed=config.seed,
+    )
+
+
+def _identity(config: GrpoConfig, problems: Problems, held_out: Problems | None) -> dict[str, Any]:
+    """What files hold: models and data are named by what is in them."""
+    from stretto.data.settings import fingerprint
+    from stretto.models import resolve
+
+    return {
+        "weights": fingerprint(resolve(config.model).path),
+        "problems": problems.digest,
+        "valid_problems": None if held_out is None else held_out.digest,
+    }
+
+
+def _step_settings(config: GrpoConfig) -> StepSettings:
+    return StepSettings(
+        num_steps=config.steps,
+        prompts=config.prompts_per_step,
+        samples=config.samples,
+        inner=config.inner,
+        minibatches=config.minibatches,
+        pack_tokens=config.pack_tokens,
+        seed=config.seed,
+    )
+
+
+def _loss_settings(config: GrpoConfig) -> LossSettings:
+    return LossSettings(
+        max_tokens=config.max_tokens,
+        clip_low=config.clip,
+        clip_high=config.clip if config.clip_high is None else config.clip_high,
+        beta=config.beta,
+        aggregation=config.aggregation,
+        kv_tokens=config.kv_tokens,
+    )
+
+
+def _loop_settings(config: GrpoConfig, identity: Mapping[str, Any]) -> LoopSettings:
+    updates = config.inner * config.minibatches
+    valid_every = None if config.valid_every is None else config.valid_every * updates
+    return LoopSettings(
+        schedule=Schedule(config.learning_rate, config.schedule, config.warmup),
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        valid_every=valid_every,
+        checkpoint_every=config.checkpoint_every * updates,
+        seed=config.seed,
+        fingerprint=json.dumps({**config.resolved, **identity}, sort_keys=True),
+    )
