@@ -59,18 +59,20 @@ def needed_kills(
     ]
 
 
-def mean_live(lengths: Sequence[int], registers: Sequence[int], *, grace: bool = False) -> float:
+def mean_live(
+    lengths: Sequence[int], registers: Sequence[int], *, grace: bool = False, before: int = 0
+) -> float:
     """Generated tokens that a token of the response sees, itself included, on average: a trace's
-    `generated_mean`. 0.0 of no tokens.
+    `generated_mean`. 0.0 of no tokens. `before`: tokens before the first step, which stay.
 
     A token is seen from its own place up to that of the register that lets go of it (grace: this
     one included), so the sum over tokens of those lengths is the sum over places of what is seen.
     """
-    starts, at = [], 0
+    starts, at = [], before
     for length in lengths:
         starts.append(at)
         at += length
-    total = 0
+    total = sum(at - place for place in range(before))
     for start, length, killer in zip(starts, lengths, deaths(registers), strict=True):
         end = at if killer is None else starts[killer] + int(grace)
         total += sum(end - place for place in range(start, start + length))

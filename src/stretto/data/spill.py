@@ -45,6 +45,14 @@ class Fitted:
         return tuple(piece.reads for piece in self.pieces)
 
 
+def unchanged(lengths: Sequence[int], reads: Reads) -> Fitted:
+    """Each step as a piece, whether they fit or not."""
+    pairs = enumerate(zip(lengths, reads, strict=True))
+    return Fitted(
+        tuple(Piece((k,), (), n, tuple(sorted({*needed}))) for k, (n, needed) in pairs), 0, 0
+    )
+
+
 def fit(
     lengths: Sequence[int],
     reads: Reads,
@@ -55,10 +63,7 @@ def fit(
 ) -> Fitted | None:
     """The steps as pieces of which at most `num_registers` are needed at once, or None. Without
     `restate` steps are merged alone."""
-    pieces = [
-        Piece((k,), (), length, tuple(sorted(set(needed))))
-        for k, (length, needed) in enumerate(zip(lengths, reads, strict=True))
-    ]
+    pieces = list(unchanged(lengths, reads).pieces)
     merged = restated = 0
     while (at := _overfull(pieces, num_registers, grace)) is not None:
         if (pair := _equals(pieces, at, grace)) is not None:

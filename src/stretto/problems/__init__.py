@@ -1,6 +1,7 @@
 """Problems whose dependence graph is known: what each step of the solution reads, and whether an
 answer is right. `problem` makes one; see docs/problems.md."""
 
+from stretto.data.labels import LABELS, Labelled, Labels
 from stretto.problems.base import ALPHABET, Problem, Step
 from stretto.problems.draw import (
     LONGER_SIZES,
@@ -11,7 +12,6 @@ from stretto.problems.draw import (
     problem,
     problems,
 )
-from stretto.problems.labels import LABELS, Labelled, Labels, label
 
 __all__ = [
     "ALPHABET",
@@ -24,7 +24,6 @@ __all__ = [
     "Labels",
     "Problem",
     "Step",
-    "label",
     "parse_sizes",
     "problem",
     "problems",

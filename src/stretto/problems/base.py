@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stretto.data.labels import CutText, Labelled, Labels, label, register_tag
 from stretto.errors import InvalidInput
 
 NAMES = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOP"
@@ -22,10 +23,6 @@ ALPHABET = NAMES + DIGITS + OPERATORS + MARKS
 """Every character of every prompt and response."""
 
 _REGISTER = re.compile(r"<reg_(?:0|[1-9]\d*)>")
-
-
-def register_tag(register: int) -> str:
-    return f"<reg_{register}>"
 
 
 def without_registers(text: str) -> str:
@@ -77,6 +74,16 @@ class Problem:
             ends.append((at, at + len(step.text)))
             at += len(step.text)
         return tuple(ends)
+
+    @property
+    def cut(self) -> CutText:
+        """The solution and its graph, as they are labelled."""
+        texts, facts = (tuple(getattr(step, n) for step in self.steps) for n in ("text", "fact"))
+        return CutText(texts, self.reads, facts=facts)
+
+    def labelled(self, labels: Labels) -> Labelled | None:
+        """The solution with registers; None if its steps cannot be made to fit them."""
+        return label(self.cut, labels, len, self.id)
 
     def response(self, registers: Sequence[int] | None = None) -> str:
         """The solution; with one register a step, annotated. Raises `InvalidInput` for another

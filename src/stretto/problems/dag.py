@@ -56,7 +56,7 @@ def _line(rng: random.Random, waiting: list[int], num_left: int) -> Line:
         case "root":
             return constant_line(rng)
         case "reuse":
-            return binary_line(rng, waiting[0], waiting[1])
+            return _side_line(rng, waiting)
         case "change":
             return unary_line(rng, waiting.pop())
         case "lean":

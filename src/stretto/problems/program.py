@@ -1,8 +1,9 @@
 """Task `program`: straight-line arithmetic over a few slots.
 
 Two hot slots are updated again and again, each time from their own value, by a constant or by the
-other one; the cold slots are set at the start and read rarely, often much later. Every update has
-a name of its own, so a name has one value. All that is read ends up in the value asked for.
+other one; the cold slots are set at the start, changed once (so that the prompt's constants alone
+do not say what they hold), and read rarely, often much later. Every update has a name of its own,
+so a name has one value. All that is read ends up in the value asked for.
 """
 
 from __future__ import annotations
@@ -29,8 +30,12 @@ def draw(rng: random.Random, size: int) -> Sketch:
     lines = [constant_line(rng) for _ in range(slots)]
     holder = list(range(slots))  # of each slot the line with its value; the first two are hot
     rng.shuffle(holder)
-    reads = _cold_reads(rng, slots, size - slots - 1)
-    for step in range(size - slots - 1):
+    for slot in range(NUM_HOT, slots):
+        lines.append(unary_line(rng, holder[slot]))
+        holder[slot] = len(lines) - 1
+    num_updates = size - len(lines) - 1
+    reads = _cold_reads(rng, slots, num_updates)
+    for step in range(num_updates):
         cold = reads.get(step)
         pending = sorted({slot for at, slot in reads.items() if at > step})
         if cold is None and pending and rng.random() < COLD_UPDATE:
