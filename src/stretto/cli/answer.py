@@ -21,6 +21,7 @@ from stretto.cli.output import (
     write_text,
 )
 from stretto.errors import StrettoError
+from stretto.runtime.text import num_held
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,16 +92,6 @@ class PlainView(SilentView):
             fresh = text[self._num_written :]
             write_text(escaped(fresh) if self._is_terminal else fresh)
             self._num_written = len(text)
-
-
-def num_held(text: str, stop: Sequence[str]) -> int:
-    """The length of the longest end of `text` that a stop string could begin with."""
-    longest = max((len(s) - 1 for s in stop), default=0)
-    for length in range(min(longest, len(text)), 0, -1):
-        end = text[-length:]
-        if any(s.startswith(end) for s in stop):
-            return length
-    return 0
 
 
 class Interrupted(Exception):

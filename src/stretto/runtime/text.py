@@ -127,3 +127,13 @@ class ThreadText:
     def _grow(self, added: str) -> str:
         self.length += len(added)
         return added
+
+
+def num_held(text: str, stop: Sequence[str]) -> int:
+    """The length of the longest end of `text` that a stop string could begin with."""
+    longest = max((len(s) - 1 for s in stop), default=0)
+    for length in range(min(longest, len(text)), 0, -1):
+        end = text[-length:]
+        if any(s.startswith(end) for s in stop):
+            return length
+    return 0
