@@ -20,10 +20,10 @@ FONDNESS = {"promise": 3.5, "tokens": 4.0, "promise_end": 4.0, "async_end": 4.5,
 END = 3.5
 
 
-def forking_lm(*, max_positions: int = 1 << 16) -> LM:
+def forking_lm(*, max_positions: int = 1 << 16, head_dim: int = 8) -> LM:
     """Engine `hf` in float32. The many positions are for promises of up to 2048 tokens."""
     tokenizer = tiny_tokenizer()
-    changes = {"vocab_size": len(tokenizer), "eos_token_id": None, "head_dim": 8}
+    changes = {"vocab_size": len(tokenizer), "eos_token_id": None, "head_dim": head_dim}
     model = copy.deepcopy(tiny_model("llama", max_position_embeddings=max_positions, **changes))
     lm = LM.wrap(model, tokenizer, dialect="pasta", name="forking", pool_slots=8192)
     ids = torch.randint(3, 90, (8, 64), generator=torch.Generator().manual_seed(0))

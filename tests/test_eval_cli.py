@@ -58,8 +58,14 @@ def run(out: Path, prompts: Path | None, *more: str, task: str = "instruct") -> 
     return main([*arguments, "--max-tokens", "6", *more])
 
 
+def run_arms(out: Path, prompts: Path, arms: Sequence[str], *more: str) -> int:
+    arguments = ["eval", "run", "--task", "gsm8k", "--out", str(out), "--prompts", str(prompts)]
+    named = [part for arm in arms for part in ("--arm", arm)]
+    return main([*arguments, "--max-tokens", "6", *named, *more])
+
+
 def rows_of(out: Path) -> list[EvalRow]:
-    return read_rows(out / "rows.jsonl", EvalRow)
+    return sorted(read_rows(out / "rows.jsonl", EvalRow), key=lambda row: row.number)
 
 
 def last_line(capfd: pytest.CaptureFixture[str]) -> str:
@@ -117,7 +123,7 @@ def test_the_same_command_goes_on_and_another_one_is_refused(
     assert run(out, prompts, "--pairs", "0") == 0
     assert [row.model_copy(update={"process": 0}) for row in rows_of(out)] == whole
     assert [row.process for row in rows_of(out)] == [0, 0, 1, 1, 1]
-    monkeypatch.setattr(Contestant, "answer", None)  # a finished run decodes nothing
+    monkeypatch.setattr(Contestant, "submit", None)  # a finished run decodes nothing
     assert run(out, prompts, "--pairs", "0") == 0
     for changed, named in (
         (["--seed", "1"], "sampling.seed is 0 there and 1 here"),
@@ -134,14 +140,14 @@ def test_a_failed_prompt_is_kept_and_the_status_is_3(
     tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    right = Contestant.answer
+    right = Contestant.submit
 
-    def answer(self: Contestant, prompt: str, *rest: Any) -> Any:
+    def submit(self: Contestant, prompt: str, *rest: Any) -> Any:
         if prompt == "Tell me of 2":
             raise StrettoError("this one fails")
         return right(self, prompt, *rest)
 
-    monkeypatch.setattr(Contestant, "answer", answer)
+    monkeypatch.setattr(Contestant, "submit", submit)
     out = tmp_path / "run"
     assert run(out, prompts, "--pairs", "0", "--json") == 3
     summary = json.loads(capfd.readouterr().out)
@@ -187,6 +193,9 @@ def test_tasks_with_right_answers_have_an_accuracy(
         (["--task", "multipart"], "--prompts"),
         (["--split", "90-80"], "LOW-HIGH"),
         (["--prompt-field", "text"], "text"),
+        (["--warm", "never"], "every"),
+        (["--until", "0"], "--until"),
+        (["--arm", "a=plain"], "leave out --model"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
@@ -218,6 +227,125 @@ def test_a_folder_that_cannot_be_read_is_refused(
     (out / "config.json").unlink()
     assert run(out, prompts, "--pairs", "0") == 2
     assert "name another --out" in last_line(capfd)
+
+
+# -- several arms ----------------------------------------------------------------------------------
+
+ARMS = ("parallel=pasta", "blind=pasta:sequential", "sot=plain:sot")
+
+
+def test_arms_leave_the_runs_that_they_would_leave_alone(
+    tmp_path: Path, prompts: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs"
+    untimed = ("--pairs", "0", "--baseline", "plain", "--json")
+    assert run_arms(out, prompts, ARMS, *untimed) == 0
+    table = json.loads(capfd.readouterr().out)
+    assert [row["run"] for row in table["runs"]] == ["parallel", "blind", "sot"]
+    for arm in ARMS:
+        name, _, side = arm.partition("=")
+        model, _, method = side.partition(":")
+        alone = tmp_path / "alone" / name
+        asked = ("--model", model, "--method", method or "auto", *untimed)
+        assert run(alone, prompts, *asked, task="gsm8k") == 0
+        assert {p.name for p in (out / name).iterdir()} == {p.name for p in alone.iterdir()}
+        for file in ("config.json", "summary.json", "prompts.csv"):
+            assert (out / name / file).read_text() == (alone / file).read_text()
+        assert rows_of(out / name) == rows_of(alone)
+    capfd.readouterr()
+    runs = [str(out / name) for name in ("parallel", "sot")]
+    assert main(["eval", "compare", *runs, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["runs"][1] == table["runs"][2]
+
+
+def test_a_model_of_several_arms_is_loaded_once(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+
+    def load(_: Any, name: str) -> LM:
+        loaded.append(name)
+        return tiny_lm(name) if name == "pasta" else tiny_lm()
+
+    monkeypatch.setattr(eval_run.Loader, "load", load)
+    assert run_arms(tmp_path / "runs", prompts, ARMS, "--baseline", "plain", "--limit", "1") == 0
+    assert sorted(loaded) == ["pasta", "plain"]
+
+
+def test_all_arms_of_a_prompt_have_one_time_of_the_baseline(tmp_path: Path, prompts: Path) -> None:
+    out = tmp_path / "runs"
+    assert run_arms(out, prompts, ARMS, "--baseline", "plain", "--until", "3") == 0
+    assert run_arms(out, prompts, [*ARMS, "more=plain"], "--baseline", "plain") == 0
+    old = [rows_of(out / name) for name in ("parallel", "blind", "sot")]
+    for rows in zip(*old, strict=True):
+        (times,) = {tuple(row.baseline.decode_s) for row in rows if row.baseline}
+        assert len(times) == 1
+        assert times[0] > 0
+    assert [row.process for row in old[0]] == [0, 0, 0, 1, 1]
+    new = rows_of(out / "more")  # never held against what another process timed
+    assert [row.process for row in new] == [0] * 5
+    times = [[r.baseline and r.baseline.decode_s for r in rows] for rows in (old[0], new)]
+    assert [a == b for a, b in zip(*times, strict=True)] == [False] * 3 + [True] * 2
+
+
+def test_until_ends_early_and_the_same_command_goes_on(
+    tmp_path: Path, prompts: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    for until, done in (("2", 2), ("2", 2), ("4", 4)):
+        assert run(out, prompts, "--until", until, "--json") == 0
+        assert json.loads(capfd.readouterr().out) == {"prompts": NUM_PROMPTS, "done": done}
+        assert [row.number for row in rows_of(out)] == list(range(1, done + 1))
+    assert not (out / "summary.json").exists()
+    assert len(json.loads((out / "environment.json").read_text())) == 2
+    assert run(out, prompts, "--json") == 0
+    assert json.loads(capfd.readouterr().out)["counts"]["prompts"] == NUM_PROMPTS
+    assert [row.process for row in rows_of(out)] == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arms", "named"),
+    [
+        ("pasta", "NAME=MODEL"),
+        ("=pasta", "NAME=MODEL"),
+        ("a=", "NAME=MODEL"),
+        ("a/b=pasta", "a folder's"),
+        ("..=pasta", "a folder's"),
+        ("a=pasta a=plain --baseline plain", "two arms are called a"),
+        ("a=pasta b=plain", "--baseline"),
+        ("a=pasta:sott", "sot"),
+        ("a=plain:pasta", "sequential"),
+        ("a=pasta --no-joins", "--no-joins"),
+        ("a=pasta --without sync", "--without"),
+        ("a=pasta --method sot", "--method"),
+    ],
+)
+def test_arms_that_make_no_sense_are_refused(
+    arms: str, named: str, tmp_path: Path, prompts: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names, dashes, more = arms.partition(" --")
+    options = f"--{more}".split() if dashes else []
+    assert run_arms(tmp_path / "runs", prompts, names.split(), *options) == 2
+    assert named in last_line(capfd)
+
+
+def test_runs_that_were_warmed_otherwise_are_not_compared(
+    tmp_path: Path, prompts: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folders = {name: tmp_path / name for name in ("first", "every", "untimed")}
+    for name, out in folders.items():
+        more = ("--pairs", "0") if name == "untimed" else ("--warm", name)
+        assert run(out, prompts, *more) == 0
+    assert run(folders["first"], prompts, "--warm", "every") == 2
+    assert 'warm is "first" there and "every" here' in capfd.readouterr().err
+    compare = ["eval", "compare"]
+    assert main([*compare, str(folders["first"]), str(folders["every"])]) == 2
+    assert 'warm is "first" in first and "every" in every' in last_line(capfd)
+    assert main([*compare, str(folders["every"]), str(folders["untimed"])]) == 0
+    config = json.loads((folders["first"] / "config.json").read_text())
+    del config["warm"]  # of before there was a choice
+    (folders["first"] / "config.json").write_text(json.dumps(config))
+    assert main([*compare, str(folders["first"]), str(folders["every"])]) == 0
 
 
 # -- judges ----------------------------------------------------------------------------------------
@@ -297,6 +425,17 @@ def test_a_model_against_itself_has_50_and_no_judge_is_asked(
     quality = json.loads(capfd.readouterr().out)["quality"]
     assert judge.asked == []
     assert quality["win_rate"] == quality["lc_win_rate"] == {"value": 50, "low": 50, "high": 50}
+
+
+def test_every_arm_is_judged(
+    tmp_path: Path, prompts: Path, judge: LongerIsBetter, capfd: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--baseline", "plain", "--pairs", "0", "--judge", "llm:a-judge", "--json")
+    assert run_arms(tmp_path / "runs", prompts, ARMS, *more) == 0
+    table = json.loads(capfd.readouterr().out)
+    assert table["judge"] == "llm:a-judge;{}"
+    assert all(row["win_rate"] is not None for row in table["runs"])
+    assert (tmp_path / "runs" / "sot" / "verdicts.llm.jsonl").exists()
 
 
 def test_the_judge_that_scored_may_not_report(
@@ -383,6 +522,23 @@ def test_runs_side_by_side(
     assert {p.name for p in out.iterdir()} == {"compare.json", "runs.csv", "paired.csv"}
     assert main(["eval", "compare", str(a), str(b)]) == 0
     assert "paired with a" in capfd.readouterr().out
+
+
+def test_threads_that_say_the_same_are_told_a_run(
+    two: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    a, b = two
+    rows = [json.loads(line) for line in (b / "rows.jsonl").read_text().splitlines()]
+    (main_thread,) = rows[0]["ours"]["threads"]
+    rows[0]["ours"]["threads"] += [main_thread | {"id": f"main.{k}"} for k in (1, 2, 3, 4)]
+    rows[0]["ours"]["redundant"] = 3
+    (b / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["eval", "compare", str(a), str(b), "--json"]) == 0
+    names = ("threads", "redundant", "redundant_threads")
+    found = [[row[n] for n in names] for row in json.loads(capfd.readouterr().out)["runs"]]
+    assert found == [[1.0, None, 0.0], [1 + 4 / 5, 3 / 4, 3 / 5]]
+    assert main(["eval", "compare", str(a), str(b)]) == 0
+    assert "redundant_threads" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -555,14 +711,14 @@ def test_the_first_difference_is_named() -> None:
 
 def test_a_killed_run_gives_the_same_rows(tmp_path: Path) -> None:
     """kill -9 in the middle; the same command finishes the rest."""
-    model = tiny_lm("pasta").save(tmp_path / "model")
+    model = tiny_lm("pasta", head_dim=16).save(tmp_path / "model")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
 
     def command(out: Path) -> list[str]:
         return [
-            sys.executable, "-m", "stretto", "eval", "run", "--task", "multipart", "--limit", "12",
-            "--model", str(model), "--dtype", "float32", "--max-tokens", "60", "--temperature", "1",
-            "--pairs", "0", "--threads", "1", "--out", str(out),
+            sys.executable, "-m", "stretto", "eval", "run", "--task", "multipart", "--limit", "24",
+            "--model", str(model), "--engine", "fused", "--dtype", "float32", "--max-tokens", "40",
+            "--temperature", "1", "--pairs", "0", "--threads", "1", "--out", str(out),
         ]  # fmt: skip
 
     rows = killed / "rows.jsonl"
@@ -573,7 +729,7 @@ def test_a_killed_run_gives_the_same_rows(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     num_kept = rows.read_bytes().count(b"\n")
-    assert 0 < num_kept < 12
+    assert 0 < num_kept < 24
     for out in (killed, whole):
         subprocess.run(command(out), check=True, capture_output=True)
     first = [row.model_copy(update={"process": 0}) for row in rows_of(killed)]

@@ -64,9 +64,9 @@ def judge_settings(judge: str, **settings: Any) -> JudgeSettings:
     return JudgeSettings(kind=kind, model=model or None, **settings)
 
 
-def check_judge(settings: JudgeSettings, config: Mapping[str, Any]) -> None:
+def check_judge(settings: JudgeSettings, configs: Sequence[Mapping[str, Any]]) -> None:
     """Opens a judge and closes it again, before hours are spent on answers: raises if it cannot be
-    had, or scored what a side of the run with this `config` was trained on."""
+    had, or scored what a side of a run with one of these settings was trained on."""
     from stretto.eval.judges import open_judge
     from stretto.eval.judging import check_reporter
 
@@ -74,7 +74,8 @@ def check_judge(settings: JudgeSettings, config: Mapping[str, Any]) -> None:
         return
     judge = open_judge(settings)
     try:
-        check_reporter(config, judge.identity)
+        for config in configs:
+            check_reporter(config, judge.identity)
     finally:
         judge.close()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,19 +11,39 @@ import typer
 
 from stretto.cli import data_options, options
 from stretto.cli import eval_parts as parts
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.cli.eval_sides import (
+    AUTO,
+    NO_BASELINE,
+    Arm,
+    Loader,
+    baseline_of,
+    chosen_arms,
+    load_sides,
+    told_side,
+)
 from stretto.params import SamplingParams
 
 if TYPE_CHECKING:
-    from stretto.eval.answers import Contestant
-    from stretto.eval.runner import Job
+    from stretto.eval.job import Job
     from stretto.eval.tasks import Prompts, Source, Task
-    from stretto.lm import LM
 
-NO_BASELINE = "none"
 INTERRUPTED = 130
 
 TaskName = Annotated[str, typer.Option("--task", help="instruct, gsm8k or multipart.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="The run's folder; of arms, of all runs.")]
+ReferenceField = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Field of a right answer; else a usual one.")
+]
+SplitRange = Annotated[
+    str, typer.Option(metavar="LOW-HIGH", help="As in data; of multipart train, valid, test.")
+]
+Model = Annotated[str | None, typer.Option(help="A name, folder, .gguf file or hub org/model.")]
+Arms = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arm", metavar="NAME=MODEL[:METHOD]", help="Measure several at once; repeatable."
+    ),
+]
 Baseline = Annotated[
     str | None,
     typer.Option(help="Decoded sequentially; the same weights unless given; none: no baseline."),
@@ -31,30 +52,35 @@ Without = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="A control token never to draw, as sync; repeatable."),
 ]
+NoJoins = Annotated[
+    bool, typer.Option("--no-joins", help="Syncs neither wait nor join: main goes on blind.")
+]
+Pairs = Annotated[int, typer.Option(help="Timed decodes a side and prompt; 0: none.")]
+Warm = Annotated[
+    str, typer.Option(help="Decode untimed before timing: on the first prompt, or on every one.")
+]
+Until = Annotated[int | None, typer.Option(metavar="N", help="Only the first N prompts for now.")]
 
 
 def eval_run(
     *,
     task: TaskName,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The run's folder.")],
+    out: Out,
     prompts: parts.Prompts = None,
     prompt_field: data_options.PromptField = None,
-    reference_field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Field of a right answer; else a usual one.")
-    ] = None,
+    reference_field: ReferenceField = None,
     skip_if: data_options.SkipIf = None,
-    split: Annotated[
-        str, typer.Option(metavar="LOW-HIGH", help="As in data; of multipart train, valid, test.")
-    ] = "",
+    split: SplitRange = "",
     limit: data_options.Limit = None,
-    model: options.Model = DEFAULT_MODEL,
-    method: options.Method = "auto",
+    model: Model = None,
+    method: options.Method = AUTO,
+    arm: Arms = None,
     baseline: Baseline = None,
     without: Without = None,
-    no_joins: Annotated[
-        bool, typer.Option("--no-joins", help="Syncs neither wait nor join: main goes on blind.")
-    ] = False,
-    pairs: Annotated[int, typer.Option(help="Timed decodes a side and prompt; 0: none.")] = 1,
+    no_joins: NoJoins = False,
+    pairs: Pairs = 1,
+    warm: Warm = "first",
+    until: Until = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
     engine: options.Engine = "auto",
@@ -69,18 +95,23 @@ def eval_run(
 ) -> None:
     """Answer a task's prompts by a model and by a baseline; time, score and keep every answer.
 
-    The same command goes on where a killed run was.
+    With --arm, by several models at once, each with a run of its own in DIR/NAME. The same command
+    goes on where a killed run was.
     """
     from stretto.cli.bench_parts import check, prepare
     from stretto.errors import InvalidInput
     from stretto.eval.tasks import Source, get_task, load_prompts
 
-    check(threads=threads)
+    check(threads=threads, until=until)
     check(low=0, pairs=pairs, seed=seed)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    _check(method, dtype, engine)
+    arms = chosen_arms(
+        out, arm or (), model=model, method=method, without=without or (), joins=not no_joins
+    )
+    _check(arms, dtype, engine, warm)
+    other = baseline_of(arms, baseline)
     settings = None if judge is None else parts.judge_settings(judge, url=judge_url)
-    if settings is not None and baseline == NO_BASELINE:
+    if settings is not None and other == NO_BASELINE:
         raise InvalidInput("a judge compares with the baseline; leave out --judge or --baseline")
     chosen = get_task(task)
     source = Source(
@@ -88,125 +119,68 @@ def eval_run(
         skip_if=tuple(skip_if or ()),
     )  # fmt: skip
     found = load_prompts(chosen, source)
-    prepare(out)
-    loader = Loader(dtype, device, engine, threads)
-    names = Names(model, method, baseline, tuple(without or ()), not no_joins)
-    sides = _load(loader, names)
-    from stretto.eval.runner import Job
+    for one in arms:
+        prepare(one.out)
+    sides = load_sides(Loader(dtype, device, engine, threads), arms, other)
+    from stretto.eval.job import Job
 
-    job = Job(chosen, found, *sides, params=params, num_pairs=pairs, keeps_prompts=not no_prompts)
-    config = _config(job, names, source, device)
+    job = Job(chosen, found, *sides, params, pairs, warm, keeps_prompts=not no_prompts)
+    configs = [_config(job, one, other, source, device) for one in arms]
     if settings is not None:
-        parts.check_judge(settings, config)
-    if not _evaluate(job, config, out, device):
-        raise typer.Exit(INTERRUPTED)
+        parts.check_judge(settings, configs)
+    num_left = _evaluate(job, arms, configs, device, until)
+    if num_left:
+        _show_left(job, num_left, as_json)
+        return
+    kind = None if settings is None else settings.kind
     num_unjudged = 0
     if settings is not None:
-        num_unjudged = parts.judge_run(out, settings, source.paths)
-    _finish(out, None if settings is None else settings.kind, as_json, num_unjudged)
+        num_unjudged = sum(parts.judge_run(one.out, settings, source.paths) for one in arms)
+    _finish(arms, kind, as_json, num_unjudged)
 
 
-@dataclass(frozen=True)
-class Loader:
-    """Where models run."""
-
-    dtype: str
-    device: str
-    engine: str
-    threads: int | None
-
-    def load(self, name: str) -> LM:
-        from stretto.cli.answer import load
-        from stretto.lm import DEFAULT_POOL_SLOTS
-
-        return load(
-            name,
-            dtype=self.dtype,
-            device=self.device,
-            engine=self.engine,
-            threads=self.threads,
-            pool_slots=DEFAULT_POOL_SLOTS,
-            page_size=1,
-            offline=False,
-        )
-
-
-@dataclass(frozen=True)
-class Names:
-    """What was asked for. `baseline` None: the model's own weights."""
-
-    model: str
-    method: str
-    baseline: str | None
-    without: tuple[str, ...]
-    joins: bool
-
-    @property
-    def baseline_model(self) -> str:
-        return self.model if self.baseline is None else self.baseline
-
-
-def _load(loader: Loader, names: Names) -> tuple[Contestant, Contestant | None]:
-    """Both sides; one `LM` for both where they are one model."""
-    from stretto.errors import InvalidInput
-    from stretto.eval.answers import Contestant
-    from stretto.eval.restricted import blind, without
-    from stretto.methods import check_method
-
-    lm = loader.load(names.model)
-    check_method(names.method, lm.card.dialect)
-    restricted = without(lm if names.joins else blind(lm), names.without)
-    ours = Contestant(restricted, names.method)
-    if names.baseline == NO_BASELINE:
-        return ours, None
-    other = lm if names.baseline_model == names.model else loader.load(names.baseline_model)
-    if other.engine.name != lm.engine.name:
-        raise InvalidInput(
-            f"the two sides would run on different engines ({lm.engine.name} and "
-            f"{other.engine.name}); name one with --engine"
-        )
-    return ours, Contestant(other, "sequential")
-
-
-def _check(method: str, dtype: str, engine: str) -> None:
+def _check(arms: Sequence[Arm], dtype: str, engine: str, warm: str) -> None:
     """Raises for what cannot work, before anything is loaded."""
     from stretto.engines.choose import check_engine
     from stretto.errors import UnknownName
+    from stretto.eval.job import WARM
     from stretto.methods import check_method
     from stretto.models.loading import DTYPES
 
-    check_method(method)
+    for arm in arms:
+        check_method(arm.method)
     check_engine(engine)
     if dtype not in DTYPES:
         raise UnknownName("dtype", dtype, list(DTYPES))
+    if warm not in WARM:
+        raise UnknownName("warm-up", warm, list(WARM))
 
 
-def _config(job: Job, names: Names, source: Source, device: str) -> dict[str, Any]:
-    """All that decides what is measured; two runs with the same one are the same run."""
+def _config(job: Job, arm: Arm, baseline: str, source: Source, device: str) -> dict[str, Any]:
+    """All that decides what is measured of an arm; two runs with the same one are the same run."""
     import torch
 
     from stretto.bench.program import Target
-    from stretto.eval.identity import describe_side
 
-    lm = job.ours.lm
-    other = job.baseline
+    side = job.arms[arm.name]
+    own = {"without": list(arm.without), "joins": arm.joins}
     return {
         "task": _task_config(job.task, job.prompts, source),
-        "ours": describe_side(lm, names.model, names.method)
-        | {"without": list(names.without), "joins": names.joins},
-        "baseline": other and describe_side(other.lm, names.baseline_model, other.method),
+        "ours": (told_side(side, arm.model) or {}) | own,
+        "baseline": told_side(job.baseline, baseline),
         "sampling": {
             "max_tokens": job.params.max_tokens,
             "temperature": job.params.temperature,
             "seed": job.params.seed,
         },
         "place": {
-            "engine": lm.engine.name,
-            "dtype": Target.of(lm).dtype,
+            "engine": side.lm.engine.name,
+            "dtype": Target.of(side.lm).dtype,
             "device": device,
             "torch_threads": torch.get_num_threads(),
         },
         "pairs": job.num_pairs,
+        "warm": job.warm,
         "keeps_prompts": job.keeps_prompts,
     }
 
@@ -227,8 +201,12 @@ def _task_config(task: Task, prompts: Prompts, source: Source) -> dict[str, Any]
     }
 
 
-def _evaluate(job: Job, config: dict[str, Any], out: Path, device: str) -> bool:
-    """Measures what is missing; whether all is there now."""
+def _evaluate(
+    job: Job, arms: Sequence[Arm], configs: Sequence[dict[str, Any]], device: str,
+    until: int | None,
+) -> int:  # fmt: skip
+    """Measures what is missing of the first `until` prompts; how many of all are missing then.
+    Exits after Ctrl-C."""
     from stretto.cli.output import interruptible, say
     from stretto.data.store import Store
     from stretto.eval import folder
@@ -237,15 +215,32 @@ def _evaluate(job: Job, config: dict[str, Any], out: Path, device: str) -> bool:
 
     for reason, count in job.prompts.left_out.items():
         say(f"left out by {reason}: {count}")
-    folder.start(out, config)
-    with Store(out / folder.ROWS, EvalRow) as store, interruptible() as is_interrupted:
-        if len(store) == len(job.prompts.items):
-            return True
-        process = folder.add_environment(out, _environment(device))
-        done = evaluate(job, store, process=process, report=say, is_interrupted=is_interrupted)
-        if not done:
-            say(f"interrupted after {len(store)} prompts; the same command goes on from there")
-        return done
+    for arm, config in zip(arms, configs, strict=True):
+        folder.start(arm.out, config)
+    wanted = [item.prompt_id for item in job.prompts.items[:until]]
+    with ExitStack() as opened, interruptible() as is_interrupted:
+        stores = {a.name: opened.enter_context(Store(a.out / folder.ROWS, EvalRow)) for a in arms}
+        missing = [a for a in arms if any(name not in stores[a.name] for name in wanted)]
+        processes = {a.name: folder.add_environment(a.out, _environment(device)) for a in missing}
+        is_done = evaluate(
+            job, {arm.name: stores[arm.name] for arm in missing}, processes=processes, report=say,
+            is_interrupted=is_interrupted, until=until,
+        )  # fmt: skip
+        num_done = min(len(store) for store in stores.values())
+    if not is_done:
+        say(f"interrupted after {num_done} prompts; the same command goes on from there")
+        raise typer.Exit(INTERRUPTED)
+    return len(job.prompts.items) - num_done
+
+
+def _show_left(job: Job, num_left: int, as_json: bool) -> None:
+    """Of a run that was to end before all prompts are done."""
+    from stretto.cli.bench_parts import show
+
+    size = len(job.prompts.items)
+    counts = {"prompts": size, "done": size - num_left}
+    text = f"{size - num_left} of {size} prompts are done; without --until the rest follows"
+    show(counts if as_json else None, text)
 
 
 def _environment(device: str) -> dict[str, Any]:
@@ -262,17 +257,25 @@ def _environment(device: str) -> dict[str, Any]:
     }
 
 
-def _finish(out: Path, kind: str | None, as_json: bool, num_unjudged: int) -> None:
-    """Writes and shows the summary; exits with 3 if some prompts failed."""
+def _finish(arms: Sequence[Arm], kind: str | None, as_json: bool, num_unjudged: int) -> None:
+    """Writes all summaries and shows the one, or the comparison of several runs; exits with 3 if
+    some prompts failed."""
     from stretto.cli.bench_parts import show
     from stretto.cli.output import say
+    from stretto.eval import compare
     from stretto.eval.folder import load_run, unjudged_run
     from stretto.eval.summary import save_summary, text_of
 
-    summary = save_summary(unjudged_run(out) if kind is None else load_run(out, kind))
-    say(f"wrote {out}")
-    show(summary if as_json else None, text_of(summary))
+    runs = [unjudged_run(a.out) if kind is None else load_run(a.out, kind) for a in arms]
+    summaries = [save_summary(run) for run in runs]
+    for arm in arms:
+        say(f"wrote {arm.out}")
+    if len(runs) == 1:
+        show(summaries[0] if as_json else None, text_of(summaries[0]))
+    else:
+        result = compare.compare(runs)
+        show(result if as_json else None, compare.text_of(result))
     if num_unjudged:
         say(f"{num_unjudged} prompts have no verdict")
-    if summary["counts"]["failures"] or num_unjudged:
+    if num_unjudged or any(summary["counts"]["failures"] for summary in summaries):
         raise typer.Exit(3)

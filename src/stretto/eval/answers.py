@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stretto.completion import Completion
     from stretto.lm import LM
     from stretto.params import SamplingParams
+    from stretto.stream import Stream
     from stretto.trace import Trace
 
 HARMLESS = ("clamped-tokens",)
@@ -35,6 +36,10 @@ class Contestant:
     lm: LM
     method: str
 
+    def submit(self, prompt: str, params: SamplingParams) -> Stream:
+        """Queues a prompt. Raises `InvalidInput` for one that cannot be answered."""
+        return self.lm.submit(prompt, params, method=self.method)
+
     def answer(
         self, prompt: str, params: SamplingParams, is_interrupted: Callable[[], bool]
     ) -> Completion:
@@ -49,8 +54,7 @@ class Contestant:
         if str(getattr(self.lm.engine, "device", "cpu")).startswith("cuda"):
             torch.cuda.synchronize()
         try:
-            stream = self.lm.submit(prompt, params, method=self.method)
-            with stream:
+            with self.submit(prompt, params) as stream:
                 while not stream.request.is_done:
                     if is_interrupted():
                         raise Interrupted
@@ -92,7 +96,7 @@ def answered(runs: Sequence[Completion], num_warm: int) -> Answered:
         redundant=len(redundant_branches(branches(trace))),
         unjoined=num_unjoined(trace),
         well_formed=is_well_formed(completion) if has_annotations else None,
-        repeats=all(run.text == completion.text for run in runs),
+        repeats=all(run.text == completion.text for run in runs) if len(runs) > 1 else None,
         decode_s=[run.timing.decode_s for run in timed],
         total_s=[run.timing.total_s for run in timed],
     )

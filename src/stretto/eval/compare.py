@@ -9,13 +9,16 @@ from typing import Any
 from stretto.bench.report import to_csv
 from stretto.errors import InvalidInput
 from stretto.eval.folder import Run, first_difference, write_json
+from stretto.eval.job import EVERY
 from stretto.eval.lcwr import difficulties
-from stretto.eval.metrics import means_of, percent, shares_of
+from stretto.eval.metrics import means_of, percent, shares_of, values_of
 from stretto.eval.statistics import Estimate, paired_difference, paired_ratio
 from stretto.eval.summary import QUALITIES, Figures, figures, judged, qualities
 from stretto.files import write_atomically
 
 COMPARED_RATIOS = ("realized", "theoretical", "parallelism")
+SHOWN = ("threads", "two_at_once", "well_formed", "redundant", "redundant_threads")
+"""What threads did, in the table for people."""
 
 DEFINITIONS = {
     "lc_win_rate": "as in a run's summary, with the difficulty of every prompt estimated from the "
@@ -23,6 +26,9 @@ DEFINITIONS = {
     "difference": "of a quality: mean over prompts of this run less the first one, in points, over "
     "the prompts that both have; 95% interval by the bootstrap over prompts, both runs drawn "
     "together",
+    "threads": "mean threads of an answer, main included, over prompts with an answer",
+    "redundant": "share of all forked threads that are redundant, as in a run's summary",
+    "redundant_threads": "mean redundant threads of an answer, over prompts with an answer",
     "ratio": "of a speed: geometric mean over prompts of this run by the first one, likewise",
 }
 SAME = ("task", "sampling", "baseline", "place")
@@ -52,10 +58,18 @@ def _difference(one: Run, two: Run) -> str | None:
         found = first_difference(one.config[key], two.config[key], key, where)
         if found is not None:
             return found
+    warm = first_difference(warm_of(one), warm_of(two), "warm", where)
+    if warm is not None and one.config["pairs"] and two.config["pairs"]:
+        return warm
     for a, b in zip(one.rows, two.rows, strict=True):
         if a.prompt_id != b.prompt_id:
             return f"prompt {a.number} is {a.prompt_id} {where[0]} and {b.prompt_id} {where[1]}"
     return first_difference(judge_of(one), judge_of(two), "judge", where)
+
+
+def warm_of(run: Run) -> str:
+    """When the sides of a run were warmed up, which is told since there is a choice."""
+    return str(run.config.get("warm", EVERY))
 
 
 def judge_of(run: Run) -> str | None:
@@ -105,7 +119,7 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
             digits = 2 if name in COMPARED_RATIOS else 1
             low, high = row[f"{name}_low"], row[f"{name}_high"]
             shown[name] = f"{row[name]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-    return shown | {name: row[name] for name in ("well_formed", "two_at_once", "redundant")}
+    return shown | {name: row[name] for name in SHOWN}
 
 
 def save(out: Path, result: Mapping[str, Any]) -> None:
@@ -133,9 +147,18 @@ def _row(
         mean = means[name]
         row |= _named(name, Estimate(mean["geometric_mean"], mean["low"], mean["high"]))
         row |= {f"{name}_arithmetic": mean["arithmetic_mean"], f"{name}_left_out": mean["left_out"]}
-    forked = sum(f["forked"] or 0 for f in table)
-    redundant = sum(f["redundant"] or 0 for f in table)
-    return row | shares_of(table) | {"redundant": redundant / forked if forked else None}
+    return row | shares_of(table) | _threads(table)
+
+
+def _threads(table: Figures) -> dict[str, float | None]:
+    """What threads there were, and how many say again what an earlier one says."""
+    forked, redundant = values_of(table, "forked"), values_of(table, "redundant")
+    num_answers = len(forked)
+    return {
+        "threads": 1 + sum(forked) / num_answers if num_answers else None,
+        "redundant": sum(redundant) / sum(forked) if sum(forked) else None,
+        "redundant_threads": sum(redundant) / num_answers if num_answers else None,
+    }
 
 
 def _named(name: str, estimate: Estimate) -> dict[str, float | None]:

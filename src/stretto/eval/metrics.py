@@ -23,8 +23,9 @@ RATIOS = ("realized", "end_to_end", "theoretical", "efficiency", "parallelism")
 
 DEFINITIONS = {
     "realized": "baseline's decode time / ours for the prompt: seconds from the first token to the "
-    "end, one request at a time, same engine and process, each side decoded once before it is "
-    "timed, the side that goes first alternating; median over pairs",
+    "end, one request at a time, same engine and process, each side warmed up on the first prompt "
+    "of a process or on every one, as `warm` in config.json says, who goes first changing from "
+    "prompt to prompt; median over pairs",
     "end_to_end": "the same of the time from submission to the end, the prompt's pass included",
     "theoretical": "tokens drawn in the baseline's answer / our sequential_steps",
     "efficiency": "realized / theoretical",
@@ -49,7 +50,7 @@ DEFINITIONS = {
     "redundant": "forked threads of which at least half of the distinct runs of three tokens also "
     "stand in one earlier thread of the answer, or that are empty; of all forked threads",
     "unjoined": "forked threads that main never read, of all forked threads",
-    "repeats": "prompts whose decodes all gave one text",
+    "repeats": "prompts decoded more than once whose decodes all gave one text",
 }
 
 

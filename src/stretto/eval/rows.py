@@ -29,11 +29,11 @@ class Answered(BaseModel):
     """An answer and what it cost.
 
     `annotated`: the text form with annotations, where the method writes any. `decode_s`, `total_s`:
-    seconds of each measured decode in order, the warm-up left out; empty where nothing was timed.
+    seconds of each measured decode in order, a warm-up left out; empty where nothing was timed.
     `most_at_once`: the most threads that drew a token in one step. `redundant`: forked threads that
     say nearly what an earlier one says. `unjoined`: forked threads that main never read.
     `well_formed` is None for a method without annotations. `repeats`: whether all decodes of the
-    prompt gave this text.
+    prompt gave this text; None if there was one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -51,7 +51,7 @@ class Answered(BaseModel):
     redundant: int
     unjoined: int
     well_formed: bool | None = None
-    repeats: bool = True
+    repeats: bool | None = None
     decode_s: list[float] = Field(default_factory=list)
     total_s: list[float] = Field(default_factory=list)
     score: float | None = None

@@ -15,7 +15,7 @@ from typing import Any
 from stretto.data.rows import prompt_id
 from stretto.errors import InvalidInput, UnknownName
 
-TASKS = ("instruct", "gsm8k", "multipart")
+TASKS = ("instruct", "gsm8k", "multipart", "program", "tree", "chain", "dag", "countdown")
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Source:
     """Where a task takes its prompts from: users' JSONL files, or a seed.
 
     `split`: of files a range of percents of the prompts' hashes, of problems that are made a name;
-    empty: the task's own choice, which is all of a file. `skip_if`, `limit`: as in
-    `stretto.data.select`.
+    empty: the task's own choice, which is all of a file. `size`: of made problems of many sizes.
+    `skip_if`, `limit`: as in `stretto.data.select`.
     """
 
     paths: tuple[Path, ...] = ()
@@ -56,6 +56,7 @@ class Source:
     seed: int = 0
     split: str = ""
     skip_if: tuple[str, ...] = ()
+    size: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,9 @@ def get_task(name: str) -> Task:
     from stretto.eval.task_gsm8k import GSM8K
     from stretto.eval.task_instruct import INSTRUCT
     from stretto.eval.task_multipart import MULTIPART
+    from stretto.eval.task_problems import PROBLEM_TASKS
 
-    known = {task.name: task for task in (INSTRUCT, GSM8K, MULTIPART)}
+    known = {task.name: task for task in (INSTRUCT, GSM8K, MULTIPART, *PROBLEM_TASKS)}
     if name not in known:
         raise UnknownName("task", name, list(known))
     return known[name]

@@ -1,0 +1,123 @@
+"""Answers that nobody times: many prompts share each pass of each side's model.
+
+The plain twin is `runner.Timer`, which decodes one request at a time. On a batch-invariant engine
+both give the same answers, bit for bit; on others as near as the engine promises.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stretto.errors import StrettoError
+from stretto.eval.answers import Contestant, Interrupted
+from stretto.eval.job import Job, Question
+
+if TYPE_CHECKING:
+    from stretto.completion import Completion
+    from stretto.params import SamplingParams
+    from stretto.stream import Stream
+
+AT_ONCE = 16
+"""Requests of a side under way: as many long answers as the usual pool has room for."""
+PROMPTS_AHEAD = 48
+"""Prompts begun and not finished by all sides: a side with short answers runs ahead of one with
+long ones, and a kill loses no more than these."""
+
+
+def answer_together(
+    job: Job, questions: Iterable[Question], is_interrupted: Callable[[], bool]
+) -> Iterator[tuple[Question, dict[str, Completion]]]:
+    """Each question with an answer of each of its sides, in the order in which they are done.
+
+    A question that some side could not answer comes not at all: what broke a pass broke it for all
+    requests in it, so whose fault it was is found by decoding each alone. Raises `Interrupted`
+    after Ctrl-C. What is under way when the iterator is left is cancelled.
+    """
+    lines = {name: _Line(side, job.params) for name, side in job.sides(job.arms).items()}
+    waiting = deque(questions)
+    under_way: list[_Asked] = []
+    try:
+        while waiting or under_way:
+            if is_interrupted():
+                raise Interrupted
+            while waiting and len(under_way) < PROMPTS_AHEAD:
+                asked = _Asked(waiting.popleft())
+                under_way.append(asked)
+                for name in job.sides(asked.question.arms):
+                    asked.missing.add(name)
+                    lines[name].waiting.append(asked)
+            _step(lines)
+            done = [asked for asked in under_way if not asked.missing]
+            under_way = [asked for asked in under_way if asked.missing]
+            for asked in done:
+                if not asked.is_broken:
+                    yield asked.question, asked.answers
+    finally:
+        for line in lines.values():
+            line.close()
+
+
+@dataclass
+class _Asked:
+    """A question under way. `is_broken`: some side could not answer it."""
+
+    question: Question
+    missing: set[str] = field(default_factory=set)
+    answers: dict[str, Completion] = field(default_factory=dict)
+    is_broken: bool = False
+
+
+class _Line:
+    """The questions of one side: those that wait, and those under way with their streams."""
+
+    def __init__(self, contestant: Contestant, params: SamplingParams) -> None:
+        self._contestant = contestant
+        self._params = params
+        self.waiting: deque[_Asked] = deque()
+        self._running: list[tuple[_Asked, Stream]] = []
+
+    def step(self) -> list[tuple[_Asked, Completion | None]]:
+        """One pass over what is under way. What is done now, with None for what failed."""
+        done: list[tuple[_Asked, Completion | None]] = []
+        while self.waiting and len(self._running) < AT_ONCE:
+            asked = self.waiting.popleft()
+            try:
+                stream = self._contestant.submit(asked.question.item.prompt, self._params)
+                self._running.append((asked, stream))
+            except StrettoError:
+                done.append((asked, None))
+        if self._running:
+            self._pass()
+        for asked, stream in self._running:
+            if stream.request.is_done:
+                failed = stream.request.error is not None
+                done.append((asked, None if failed else stream.completion))
+        self._running = [pair for pair in self._running if not pair[1].request.is_done]
+        return done
+
+    def _pass(self) -> None:
+        """Of two sides with one model, each steps the requests of both: they are in one batch. If
+        it fails, each request in it ends with the error, or is aborted by the next pass."""
+        import torch
+
+        with suppress(StrettoError, MemoryError, torch.OutOfMemoryError):
+            self._contestant.lm.step(self._running[0][1].request)
+
+    def close(self) -> None:
+        for _, stream in self._running:
+            stream.close()
+
+
+def _step(lines: Mapping[str, _Line]) -> None:
+    """One pass of each side; what is done is noted with its question."""
+    for name, line in lines.items():
+        for asked, completion in line.step():
+            asked.missing.discard(name)
+            if completion is None:
+                asked.is_broken = True
+            else:
+                asked.answers[name] = completion
