@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from stretto.cli.train_grpo import grpo
 from stretto.cli.train_prefer import prefer
 from stretto.cli.train_score import pairs, score
 
@@ -135,3 +136,4 @@ def sft(
 app.command()(score)
 app.command()(pairs)
 app.command()(prefer)
+app.command()(grpo)

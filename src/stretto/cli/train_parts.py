@@ -102,7 +102,7 @@ def show_estimate(config: SftConfig, *, as_json: bool) -> None:
         write_json(found)
         return
     for name, value in found.items():
-        write_line(f"{name:<20} {_shown(name, value)}")
+        write_line(f"{name:<20} {shown_figure(name, value)}")
 
 
 def estimate_of(config: SftConfig) -> dict[str, Any]:
@@ -153,11 +153,12 @@ def _without_lora(trainee: Any) -> Any:
     return trainee.model.unload() if trainee.how == "lora" else trainee.model
 
 
-def _shown(name: str, value: Any) -> str:
+def shown_figure(name: str, value: Any) -> str:
+    """A figure of an estimate for people, in the unit that its name says."""
     if name.endswith("_bytes") and value is not None:
         return f"{value / 2**30:.2f} GiB" if value > 2**28 else f"{value / 2**20:.2f} MiB"
     if name.endswith("_hours") and value is not None:
         return f"{value:.2f} h" if value > 0.1 else f"{60 * value:.1f} min"
-    if name == "total_flops":
+    if name.endswith("_flops"):
         return f"{value:.2e}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -168,7 +168,7 @@ def k3(logprobs: Tensor, others: Tensor) -> Tensor:
     """Of each token exp(d) - d - 1, d being the others' log-prob minus the own: an unbiased, never
     negative estimate of the divergence of the policy from the others."""
     gap = others - logprobs
-    return gap.exp() - gap - 1
+    return torch.expm1(gap) - gap
 
 
 def _aggregate(losses: Tensor, batch: Batch, settings: LossSettings) -> tuple[Tensor, float]:

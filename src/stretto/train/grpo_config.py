@@ -37,6 +37,7 @@ class GrpoConfig(BaseModel):
     prompt_field: str | None = None
     reference_field: str | None = None
     split: str = ""
+    sizes: str | None = None
     limit: int | None = Field(default=None, ge=1)
     task_seed: int = 0
     valid: list[str] = Field(default_factory=list)

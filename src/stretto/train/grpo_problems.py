@@ -7,7 +7,7 @@ prompts with reference answers. Imports no torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stretto.errors import InvalidInput, UnknownName
@@ -23,6 +23,12 @@ from stretto.eval.tasks import (
     get_task,
     load_prompts,
 )
+from stretto.problems import TASKS as GENERATED
+from stretto.problems import TRAIN_SIZES, parse_sizes, problems
+from stretto.problems.draw import VERSION
+
+MADE = 1024
+"""Problems that are made where no number is given."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +41,52 @@ class Problems:
     left_out: dict[str, int]
 
 
-def load_problems(name: str, source: Source) -> Problems:
-    """The problems of a task. Raises `UnknownName`, and `InvalidInput` for a task whose answers
-    only a judge can weigh and where nothing is left."""
-    task = reward_task(name)
+def load_problems(name: str, source: Source, sizes: str | None = None) -> Problems:
+    """The problems of a task: `exact`, `boxed`, one of `stretto eval`, or of `stretto.problems`.
+
+    Of the last there may be several with commas; `source.limit` problems are made of `source.split`
+    and `sizes` (SIZE or LOW-HIGH), in turn of each. Raises `UnknownName`, and `InvalidInput` for a
+    task whose answers only a judge can weigh and where nothing is left.
+    """
+    made = name.split(",")
+    if set(made) <= set(GENERATED):
+        task = Task(name, VERSION, lambda own: _make(made, own, sizes), _check)
+    elif sizes is not None:
+        raise InvalidInput(f"task {name} has no sizes; they are for {', '.join(GENERATED)}")
+    else:
+        task = _task(name)
     if task.score is None:
         raise InvalidInput(f"task {name} has no score to learn from; take one that checks answers")
     prompts = load_prompts(task, source)
     return Problems(prompts.items, task.score, prompts.digest, prompts.left_out)
 
 
-def reward_task(name: str) -> Task:
-    """The task called `name`: `exact`, `boxed`, or one of `stretto eval`."""
+def _task(name: str) -> Task:
     own = {task.name: task for task in (EXACT, BOXED)}
     if name in own:
         return own[name]
     if name not in TASKS:
-        raise UnknownName("task", name, [*own, *TASKS])
+        raise UnknownName("task", name, [*own, *TASKS, *GENERATED])
     return get_task(name)
+
+
+# -- problems that are made ------------------------------------------------------------------------
+
+
+def _make(names: Sequence[str], source: Source, sizes: str | None) -> Loaded:
+    if source.paths:
+        raise InvalidInput(f"task {names[0]} makes its own problems; leave the files out")
+    between = TRAIN_SIZES if sizes is None else parse_sizes(sizes)
+    split = source.split or "train"
+    want = MADE if source.limit is None else source.limit
+    each = -(-want // len(names))
+    columns = [problems(name, between, each, split=split, seed=source.seed) for name in names]
+    rows = [problem for row in zip(*columns, strict=True) for problem in row][:want]
+    return Loaded([Item(problem.prompt, problem) for problem in rows])
+
+
+def _check(item: Item, text: str) -> Score:
+    return Score(float(item.gold.check(text)))
 
 
 # -- any file with reference answers ---------------------------------------------------------------

@@ -135,12 +135,10 @@ class Run:
         num = config.prompts_per_step * config.samples
         slots = config.pool_slots
         if slots is None:
-            slots = pool_slots_for(min(num, self._requests("fused")), longest + config.max_tokens)
+            slots = pool_slots_for(
+                min(num, requests_of(config, "fused")), longest + config.max_tokens
+            )
         return PolicyRuntime(trainee, engine=config.engine, pool_slots=slots)
-
-    def _requests(self, engine: str) -> int:
-        own = REQUESTS.get(engine, OTHER_REQUESTS)
-        return own if self.config.requests is None else self.config.requests
 
     def _roller(self, policy: PolicyRuntime, problems: Problems, name: str) -> Roller:
         return Roller(
@@ -148,7 +146,7 @@ class Run:
             problems=problems,
             folder=self.out / name,
             max_tokens=self.config.max_tokens,
-            requests=self._requests(policy.engine),
+            requests=requests_of(self.config, policy.engine),
             seed=self.config.seed,
             reject=self._reject,
             should_stop=self.hooks.should_stop,
@@ -232,15 +230,22 @@ def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
 # -- from settings ---------------------------------------------------------------------------------
 
 
+def requests_of(config: GrpoConfig, engine: str | None = None) -> int:
+    """How many answers are under way at once."""
+    if config.requests is not None:
+        return config.requests
+    return REQUESTS.get(config.engine if engine is None else engine, OTHER_REQUESTS)
+
+
 def problems_of(config: GrpoConfig) -> tuple[Problems, Problems | None]:
     """The problems to train on and those to validate on. Raises `InvalidInput` where they meet."""
     source = _source(config, config.prompts, config.split, config.limit)
-    problems = load_problems(config.task, source)
+    problems = load_problems(config.task, source, config.sizes)
     if not (config.valid or config.valid_split):
         return problems, None
     paths = config.valid or config.prompts
     source = _source(config, paths, config.valid_split, config.valid_limit)
-    held_out = load_problems(config.task, source)
+    held_out = load_problems(config.task, source, config.sizes)
     both = {i.prompt_id for i in problems.items} & {i.prompt_id for i in held_out.items}
     if both:
         raise InvalidInput(

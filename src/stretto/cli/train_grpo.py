@@ -1,0 +1,211 @@
+"""`stretto train grpo`: a model learns from problems with known answers, and to hold less KV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def _option(panel: str, text: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
+
+
+Files = list[Path] | None
+Number, Real, Name = int | None, float | None, str | None
+
+Config = Annotated[Path | None, _option("Run", "TOML file of settings.", metavar="FILE")]
+Out = Annotated[Path | None, _option("Run", "Folder of the run.", metavar="DIR")]
+DryRun = Annotated[bool, _option("Run", "Say what it would take, and train nothing.", "--dry-run")]
+AsJson = Annotated[bool, _option("Run", "Print JSON.", "--json")]
+Quiet = Annotated[bool, _option("Run", "No progress.", "--quiet", "-q")]
+
+Task = Annotated[Name, _option("Problems", "exact, boxed, program, tree, ... or of stretto eval.")]
+Prompts = Annotated[Files, _option("Problems", "JSONL with prompts; repeatable.", metavar="FILE")]
+PromptField = Annotated[Name, _option("Problems", "The prompts' field.", metavar="NAME")]
+ReferenceField = Annotated[Name, _option("Problems", "The answers' field.", metavar="NAME")]
+Split = Annotated[Name, _option("Problems", "LOW-HIGH percents, or a split that is made.")]
+Sizes = Annotated[Name, _option("Problems", "Of problems that are made: N or LOW-HIGH.")]
+Limit = Annotated[Number, _option("Problems", "Problems at most.", metavar="N")]
+TaskSeed = Annotated[Number, _option("Problems", "Of problems that are made.", metavar="N")]
+Valid = Annotated[Files, _option("Problems", "For validation; repeatable.", metavar="FILE")]
+ValidSplit = Annotated[Name, _option("Problems", "For validation, as --split.")]
+ValidLimit = Annotated[Number, _option("Problems", "For validation, at most.", metavar="N")]
+
+PerStep = Annotated[Number, _option("Rollouts", "Problems a step.", metavar="N")]
+Samples = Annotated[Number, _option("Rollouts", "Answers to each.", metavar="N")]
+MaxTokens = Annotated[Number, _option("Rollouts", "Tokens of an answer.", metavar="N")]
+Requests = Annotated[Number, _option("Rollouts", "Answers under way at once.", metavar="N")]
+PoolSlots = Annotated[Number, _option("Rollouts", "KV slots in all.", metavar="N")]
+Engine = Annotated[Name, _option("Rollouts", "auto, hf, fused or flex.")]
+
+KvWeight = Annotated[Real, _option("Reward", "Weight of KV; 0 is none.", metavar="X")]
+Reward = Annotated[Name, _option("Reward", "separate, r1, r2 or r3.")]
+KvMeasure = Annotated[Name, _option("Reward", "cost, same, or a number of tokens.")]
+KvFree = Annotated[Real, _option("Reward", "KV that costs nothing, of r1.", metavar="X")]
+KvLength = Annotated[Number, _option("Reward", "Usual length, of cost.", metavar="N")]
+KvTokens = Annotated[Name, _option("Reward", "all, or control: annotation tokens.")]
+Scale = Annotated[Name, _option("Reward", "none, group or batch.")]
+
+Clip = Annotated[Real, _option("Loss", "How far ratios may be from 1.", metavar="X")]
+ClipHigh = Annotated[Real, _option("Loss", "How far above 1, if not as --clip.", metavar="X")]
+Beta = Annotated[Real, _option("Loss", "Weight of the KL to the start.", metavar="X")]
+Aggregation = Annotated[Name, _option("Loss", "dapo, grpo or dr_grpo.")]
+Inner = Annotated[Number, _option("Loss", "Times through a step's answers.", metavar="N")]
+Minibatches = Annotated[Number, _option("Loss", "Updates each time through.", metavar="N")]
+PackTokens = Annotated[Number, _option("Loss", "Tokens a sequence.", metavar="N")]
+
+Model = Annotated[Name, _option("Model", "A name, folder, .gguf file or hub org/model.")]
+AsLora = Annotated[bool, _option("Model", "Train a LoRA.", "--lora")]
+AsFull = Annotated[bool, _option("Model", "Train all weights.", "--full")]
+Rank = Annotated[Number, _option("Model", "Of the LoRA.", metavar="N")]
+Alpha = Annotated[Real, _option("Model", "Of the LoRA; twice the rank.", metavar="X")]
+Targets = Annotated[Name, _option("Model", "all, attention, mlp, or layer names.")]
+Dtype = Annotated[Name, _option("Model", "bfloat16 or float32.")]
+Device = Annotated[Name, _option("Model", "cpu, cuda or cuda:N.")]
+
+Steps = Annotated[Number, _option("Steps", "Rounds of answers.", metavar="N")]
+Lr = Annotated[Real, _option("Steps", "Learning rate; 1e-6 if full, 1e-5.", metavar="X")]
+ScheduleName = Annotated[Name, _option("Steps", "linear, cosine, constant.", "--schedule")]
+Warmup = Annotated[Real, _option("Steps", "Updates, or a share of them.", metavar="X")]
+WeightDecay = Annotated[Real, _option("Steps", "Of matrices.", metavar="X")]
+MaxGradNorm = Annotated[Real, _option("Steps", "Clip gradients to it.", metavar="X")]
+ValidEvery = Annotated[Number, _option("Steps", "Steps between validations.", metavar="N")]
+Tolerance = Annotated[Real, _option("Steps", "Accuracy that less KV may cost.", metavar="X")]
+CheckpointEvery = Annotated[Number, _option("Steps", "Steps between checkpoints.", metavar="N")]
+Seed = Annotated[Number, _option("Steps", "Of all randomness.", metavar="N")]
+
+
+def grpo(
+    *,
+    config: Config = None,
+    out: Out = None,
+    model: Model = None,
+    task: Task = None,
+    prompts: Prompts = None,
+    prompt_field: PromptField = None,
+    reference_field: ReferenceField = None,
+    split: Split = None,
+    sizes: Sizes = None,
+    limit: Limit = None,
+    task_seed: TaskSeed = None,
+    valid: Valid = None,
+    valid_split: ValidSplit = None,
+    valid_limit: ValidLimit = None,
+    steps: Steps = None,
+    prompts_per_step: PerStep = None,
+    samples: Samples = None,
+    max_tokens: MaxTokens = None,
+    requests: Requests = None,
+    pool_slots: PoolSlots = None,
+    engine: Engine = None,
+    kv_weight: KvWeight = None,
+    reward: Reward = None,
+    kv_measure: KvMeasure = None,
+    kv_free: KvFree = None,
+    kv_length: KvLength = None,
+    kv_tokens: KvTokens = None,
+    scale: Scale = None,
+    clip: Clip = None,
+    clip_high: ClipHigh = None,
+    beta: Beta = None,
+    aggregation: Aggregation = None,
+    inner: Inner = None,
+    minibatches: Minibatches = None,
+    pack_tokens: PackTokens = None,
+    lora: AsLora = False,
+    full: AsFull = False,
+    rank: Rank = None,
+    alpha: Alpha = None,
+    targets: Targets = None,
+    lr: Lr = None,
+    schedule: ScheduleName = None,
+    warmup: Warmup = None,
+    weight_decay: WeightDecay = None,
+    max_grad_norm: MaxGradNorm = None,
+    valid_every: ValidEvery = None,
+    valid_tolerance: Tolerance = None,
+    checkpoint_every: CheckpointEvery = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    seed: Seed = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Reward a model's own answers to problems: for being right, and for holding less KV.
+
+    The same command goes on where it ended; no answer is drawn twice.
+    """
+    changes = dict(locals())
+    for name in ("config", "lora", "full", "dry_run", "as_json", "quiet"):
+        changes.pop(name)
+    from stretto.cli.train_parts import plain_values
+    from stretto.errors import InvalidInput
+    from stretto.train.grpo_config import GrpoConfig
+
+    if lora and full:
+        raise InvalidInput("--lora and --full are both given; leave one out")
+    changes["how"] = "lora" if lora else "full" if full else None
+    settings = GrpoConfig.read(config, plain_values(changes))
+    if dry_run:
+        _show_estimate(settings, as_json)
+        return
+    _run(settings, as_json=as_json, quiet=quiet)
+
+
+def _show_estimate(settings: Any, as_json: bool) -> None:
+    from stretto.cli.output import write_json, write_line
+    from stretto.cli.train_parts import shown_figure
+    from stretto.train.grpo_estimate import estimate_grpo
+
+    found = estimate_grpo(settings)
+    if as_json:
+        write_json(found)
+        return
+    for name, value in found.items():
+        write_line(f"{name:<20} {shown_figure(name, value)}")
+
+
+def _run(settings: Any, *, as_json: bool, quiet: bool) -> None:
+    """Trains, and says how it went. Exits with 130 where Ctrl-C stopped it, and with 3 where
+    problems could not be answered."""
+    from stretto.cli.data_progress import Progress
+    from stretto.cli.output import interruptible, say, write_json, write_line
+    from stretto.cli.train_parts import INTERRUPTED, SOME_FAILED
+    from stretto.train.grpo_run import GrpoHooks, train_grpo
+
+    with interruptible() as pressed, Progress(quiet=quiet) as progress:
+        hooks = GrpoHooks(
+            report=None if quiet else lambda line: progress.note(_worded(line)),
+            report_rollouts=lambda done, of: progress.update(f"{done}/{of} answers"),
+            should_stop=pressed,
+        )
+        summary = train_grpo(settings, hooks=hooks)
+    if as_json:
+        write_json(summary)
+    elif summary["model"] is not None:
+        write_line(summary["best"] or summary["model"])
+    if not summary["is_complete"]:
+        say(f"stopped after update {summary['updates']}; the same command goes on")
+        raise typer.Exit(INTERRUPTED)
+    if summary["rejected"]:
+        say(f"problems were left out: see {summary['out']}/rejects.jsonl")
+        raise typer.Exit(SOME_FAILED)
+
+
+def _worded(line: Mapping[str, Any]) -> str:
+    """A line of the metrics for people."""
+    kv = f", KV {line['kv']:.2f}" if "kv" in line else ""
+    common = (
+        f"right {line['accuracy']:.1%}{kv}, live {line['live']:.1f}, length {line['length']:.1f}, "
+        f"cut {line['truncated']:.0%}"
+    )
+    if line["kind"] == "valid":
+        return f"validation after update {line['step']}: {common}"
+    return (
+        f"update {line['step']}/{line['of']}: {common}, no signal {line['no_signal']:.0%}, clipped "
+        f"{line['clipped']:.1%}, norm {line['grad_norm']:.2g}, {line['seconds']:.1f} s"
+    )
