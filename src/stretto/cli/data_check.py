@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 BAR = 40
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="JSONL of rows.")]
-Dialect = Annotated[str, typer.Option(help="pasta or apar.")]
+Dialect = Annotated[str, typer.Option(help="pasta, apar, tip or pasta+tip.")]
+Registers = Annotated[
+    int | None, typer.Option(metavar="N", help="Registers there are; else as the model's card.")
+]
 
 
 def check(
@@ -25,6 +28,7 @@ def check(
     dialect: Dialect = "pasta",
     tokenizer: data_options.Tokenizer = None,
     unit: data_options.Unit = 10,
+    registers: Registers = None,
     as_json: data_options.AsJson = False,
 ) -> None:
     """Say which annotated rows are not fit for training, and why.
@@ -37,7 +41,8 @@ def check(
     from stretto.cli.output import one_line, write_json, write_line
     from stretto.data.check import CheckReport, check_file, load_checker
 
-    checker = load_checker(tokenizer, dialect=dialect, unit=unit)
+    data_options.check(registers=registers)
+    checker = load_checker(tokenizer, dialect=dialect, unit=unit, num_registers=registers)
     report = CheckReport()
     with Progress() as progress:
         for file in files:

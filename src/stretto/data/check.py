@@ -22,7 +22,12 @@ from stretto.dialects import DialectSettings, get_dialect
 from stretto.dialects.base import Parsed, Vocabulary
 from stretto.dialects.pasta import PastaSettings, child_name, default_child_cap
 from stretto.dialects.pasta_masks import MAX_TOPIC_TOKENS
-from stretto.dialects.registers import DEFAULT_REGISTERS
+from stretto.dialects.registers import (
+    DEFAULT_REGISTERS,
+    MAX_REGISTERS,
+    is_register,
+    register_tags,
+)
 from stretto.errors import InvalidInput
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN
@@ -87,6 +92,8 @@ class Checker:
         """What is wrong with an annotation of a response; empty if nothing is."""
         if found := self.refusals(response) or self._too_many(annotated):
             return found
+        if found := self._too_few_registers(annotated):
+            return found
         try:
             parsed = self.parse(annotated)
         except InvalidInput as error:
@@ -107,6 +114,18 @@ class Checker:
         if number <= most:
             return []
         return [f"too-many-promises: {number}, of which the runtime forks {most}"]
+
+    def _too_few_registers(self, annotated: str) -> list[str]:
+        """A register beyond those there are, told once and not as text that differs."""
+        if not any(map(is_register, self._dialect.forms(self._all))):
+            return []
+        tags, _ = register_tags(annotated, MAX_REGISTERS)
+        most = max((tag.number for tag in tags), default=0)
+        if most < self.num_registers:
+            return []
+        return [
+            f"too-few-registers: register {most} is written, and there are {self.num_registers}"
+        ]
 
     def _round_trip(self, trace: Trace, annotated: str) -> list[str]:
         """Text to trace to text, and text to ids, must lead to the same trace."""
@@ -183,10 +202,10 @@ def load_checker(
     *,
     dialect: str = "pasta",
     unit: int = 10,
-    num_registers: int = DEFAULT_REGISTERS,
+    num_registers: int | None = None,
 ) -> Checker:
     """A checker with the tokenizer of a file, folder or model, an adapter's being its base's; by
-    default the embedded model's.
+    default the embedded model's. `num_registers`: None is as many as its card says.
 
     Raises `InvalidInput` and its kinds if there is none.
     """
@@ -194,12 +213,16 @@ def load_checker(
     from stretto.models.embedded import DEFAULT_MODEL
     from stretto.models.weights import is_adapter
     from stretto.tokens import load_vocabulary
+    from stretto.tokens.card import ModelCard
 
     path = None if tokenizer is None else Path(tokenizer).expanduser()
     if path is None or path.suffix.lower() == ".gguf" or not os.path.exists(path):
         path = _resolve(DEFAULT_MODEL if tokenizer is None else tokenizer).path
     if is_adapter(path):
         path = base_of(path, _resolve).path
+    if num_registers is None:
+        folder = path if os.path.isdir(path) else path.parent
+        num_registers = ModelCard.load(folder).num_registers
     forms = get_dialect(dialect).forms(DialectSettings(num_registers=num_registers))
     return Checker(
         load_vocabulary(path, forms),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Self
 
@@ -13,9 +12,8 @@ from stretto.data.items import Item
 from stretto.data.labels import CutText, Labelled, Labels, label
 from stretto.data.registers import max_live
 from stretto.data.rows import Annotated, Reject, Row
+from stretto.dialects.registers import MAX_REGISTERS, register_tags
 from stretto.errors import InvalidInput
-
-_TAG = re.compile(r"<reg_(?:0|[1-9]\d*)>")
 
 
 class Graph(Row):
@@ -105,7 +103,7 @@ def _labelled(
 ) -> Labelled | str:
     if graph is None:
         return "no-graph: no graph has its key"
-    if _TAG.search(item.response):
+    if register_tags(item.response, MAX_REGISTERS)[0]:
         return "tags-in-response: it has a register in its own text"
     try:
         cut = graph.cut(item.response, follow=follow)

@@ -8,8 +8,10 @@
 from __future__ import annotations
 
 import random
+import statistics
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from stretto.data.registers import (
@@ -23,16 +25,16 @@ from stretto.data.registers import (
     round_robin,
 )
 from stretto.data.spill import Fitted, fit, unchanged
+from stretto.dialects.registers import DEFAULT_REGISTERS, MAX_REGISTERS, register_name
 from stretto.errors import InvalidInput, UnknownName
 
 Policy = Literal["liveness", "round-robin", "random", "none"]
 LABELS: tuple[Policy, ...] = get_args(Policy)
-DEFAULT_REGISTERS = 16
 
 
 def register_tag(register: int) -> str:
     """A register's text form."""
-    return f"<reg_{register}>"
+    return f"<{register_name(register)}>"
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,10 @@ class Labels:
     def __post_init__(self) -> None:
         if self.policy not in LABELS:
             raise UnknownName("labels", self.policy, list(LABELS))
-        if self.num_registers < 1:
-            raise InvalidInput(f"registers must be at least 1, got {self.num_registers}")
+        if not 1 <= self.num_registers <= MAX_REGISTERS:
+            raise InvalidInput(
+                f"registers must be from 1 to {MAX_REGISTERS}, got {self.num_registers}"
+            )
         if self.slack < 0:
             raise InvalidInput(f"slack must be at least 0, got {self.slack}")
         if self.slack and self.policy != "liveness":
@@ -161,3 +165,46 @@ def _assigned(lengths: tuple[int, ...], reads: Reads, labels: Labels, name: str)
     if found is None:
         raise AssertionError(f"{name} was made to fit {number} registers and does not")
     return found
+
+
+# -- many rows -------------------------------------------------------------------------------------
+
+AVERAGED = ("max_live", "mean_live", "dense_live")
+
+
+@dataclass
+class Tally:
+    """What labelling some rows came to. `dropped`: rows without labels, by the code of the reason;
+    `counts`: rows that needed mergers, restatements, a hurried kill, or that lost a needed step."""
+
+    num_rows: int = 0
+    num_repeated: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("merged", "restated", "hurried", "needed_kills"), 0)
+    )
+    figures: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, details: dict[str, Any]) -> None:
+        """A row that is labelled."""
+        self.num_rows += 1
+        for name in self.counts:
+            self.counts[name] += bool(details.get(name))
+        for name in AVERAGED:
+            if name in details:
+                self.figures.setdefault(name, []).append(details[name])
+
+    def drop(self, reason: str) -> None:
+        """A row that is not, for a reason as in `code: what and where`."""
+        self.dropped[reason.partition(":")[0]] += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, and means over the labelled rows, null where there are none."""
+        means = {name: statistics.fmean(values) for name, values in self.figures.items()}
+        return {
+            "rows": self.num_rows,
+            "repeated": self.num_repeated,
+            "dropped": dict(sorted(self.dropped.items())),
+            **self.counts,
+            **{name: means.get(name) for name in AVERAGED},
+        }
