@@ -1,15 +1,19 @@
-"""A made-up dialect for tests: random forks, joins, cuts and evictions over scripted tokens."""
+"""Random traces for tests, over scripted tokens: a made-up dialect that forks, joins, cuts and
+evicts at random, and what models of the real ones could write."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from stretto.dialects import DialectSettings, get_dialect
 from stretto.dialects.base import Legal
+from stretto.dialects.registers import is_register
 from stretto.effects import Close, Cut, Evict, Fork, Join, Move, Place, Wait
 from stretto.engines.hf import WITHOUT_LAYER_TYPES, HFEngine
 from stretto.masks import dense_mask, flat_positions, flat_tokens
@@ -74,6 +78,98 @@ class RandomSession:
 def scripted(seed: int) -> Callable[[str, int], int]:
     """Random tokens keyed by (seed, thread, index)."""
     return lambda thread, index: random.Random(f"{seed}:{thread}:{index}").randrange(90)
+
+
+END, REASONING_END = 60, 61
+
+
+class Alphabet:
+    """A vocabulary of 96 ids, as many as a tiny model has rows: digits and characters, an end, an
+    end of reasoning, and from 95 down a dialect's control tokens. Text round-trips."""
+
+    spare_ids = frozenset(range(62, 70))
+    end_ids = frozenset({END})
+    reasoning_end = REASONING_END
+    size = 96
+
+    def __init__(self, forms: Mapping[str, str]) -> None:
+        self.control = {name: 95 - i for i, name in enumerate(forms)}
+        self._texts = {95 - i: form for i, form in enumerate(forms.values())}
+        self._texts |= {i: str(i) if i < 10 else chr(0x3B0 + i) for i in range(60)}
+        self._texts |= {END: "</s>", REASONING_END: "</think>"}
+        self._ids = {text: i for i, text in self._texts.items() if i <= REASONING_END}
+        self._piece = re.compile("</think>|.", re.DOTALL)
+
+    def encode(self, text: str) -> list[int]:
+        return [self._ids.get(piece, 59) for piece in self._piece.findall(text)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self._texts.get(i, "?") for i in ids)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """What a model of a dialect with registers writes: `script` gives each thread's tokens, from a
+    generator keyed by (seed, thread), now and then a control token where it makes no sense."""
+
+    dialect: str
+    seed: int
+    num_registers: int = 3
+    grace: bool = False
+    num_items: int = 24
+    nonsense: float = 0.03
+
+    @property
+    def settings(self) -> DialectSettings:
+        return DialectSettings(num_registers=self.num_registers, grace=self.grace)
+
+    @property
+    def vocabulary(self) -> Alphabet:
+        return Alphabet(get_dialect(self.dialect).forms(self.settings))
+
+    def request(self, **changes: object) -> Request:
+        """The request of a random prompt that is answered so."""
+        made = get_dialect(self.dialect).sessions(self.vocabulary, self.settings, 512)
+        options = {
+            "decode": self.vocabulary.decode,
+            "end_ids": frozenset({END}),
+            "script": self.script(),
+        }
+        return make_request(self.seed, made(SamplingParams()), **{**options, **changes})
+
+    def script(self) -> Callable[[str, int], int]:
+        lines: dict[str, list[int]] = {}
+
+        def token(thread: str, index: int) -> int:
+            line = lines.get(thread)
+            if line is None:
+                line = lines[thread] = self.line(thread)
+            return line[index] if index < len(line) else END
+
+        return token
+
+    def line(self, thread: str) -> list[int]:
+        """A thread's tokens, up to its end."""
+        rng, control = random.Random(f"{self.seed}:{thread}"), self.vocabulary.control
+        registers = [i for name, i in control.items() if is_register(name)]
+        is_child, tokens = thread != "main", []
+        for _ in range(rng.randrange(1, 6 if is_child else self.num_items)):
+            kind = rng.random()
+            if kind < self.nonsense:
+                tokens.append(rng.choice(list(control.values())))
+            elif kind < 0.45:
+                tokens.append(rng.choice(registers))
+            elif kind < 0.6 and "promise" in control and not is_child:
+                topic = [rng.randrange(10, 60) for _ in range(rng.randrange(3))]
+                promise = [control["promise"], *topic, control["tokens"], rng.randrange(1, 4)]
+                tokens += [*promise, control["promise_end"]]
+            elif kind < 0.7 and "sync" in control and not is_child:
+                tokens.append(control["sync"])
+            else:
+                tokens += [rng.randrange(60) for _ in range(rng.randrange(1, 5))]
+        if rng.random() < 0.2:
+            tokens.insert(rng.randrange(len(tokens) + 1), REASONING_END)
+        return [*tokens, control["async_end"]] if is_child else tokens
 
 
 class Recording:

@@ -252,6 +252,23 @@ def _seen_tokens(trace: Trace) -> Iterator[tuple[Segment, int, int]]:
         yield segment, seen, seen_prompt
 
 
+def deaths(trace: Trace) -> list[int]:
+    """When each token is hidden from its own thread: the place of that thread's first token that
+    does not see it, in flat order, segment after segment; the trace's length if there is none.
+
+    In a trace of one thread, without blocks, token `q` sees token `k` iff `k <= q < deaths[k]`.
+    """
+    starts = [0, *itertools.accumulate(map(len, trace.segments))]
+    hidden = [starts[-1]] * len(trace.segments)
+    before: dict[str, IdSet] = {}
+    for s in trace.segments:
+        for k in before.get(s.thread, IdSet()) - s.sees:
+            if trace.segments[k].thread == s.thread:
+                hidden[k] = starts[s.id]
+        before[s.thread] = IdSet(bits=IdSet(s.sees).bits | 1 << s.id)
+    return [hidden[s.id] for s in trace.segments for _ in s.tokens]
+
+
 def labels(
     trace: Trace, end_of_sequence: int | None, *, ends_threads: bool = False
 ) -> list[list[int | None]]:
