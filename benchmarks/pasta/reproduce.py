@@ -5,8 +5,8 @@
 `DATA` holds `instruct/*.jsonl` and `eval/alpaca_eval_400.jsonl`; its text is written to the work
 folder only. A stage runs the commands that `--list` prints, each of which goes on where it was
 killed. What a stage made is kept in the results folder, so a stage that is there already is not
-run again: delete its folder to run it anew. `--quick` runs everything in miniature, in folders
-of its own; `--full` adds the rest of the grid.
+run again: delete its folder to run it anew, and of stages that share one (`eval`) that one too.
+`--quick` runs everything in miniature, in folders of its own; `--full` adds the rest of the grid.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Folders:
 
     def restore(self, stage: Stage) -> None:
         """Puts the kept files of a finished stage where the stages after it look for them."""
-        kept, into = self.results / stage.name, self.work / stage.name
+        kept, into = self.results / stage.folder, self.work / stage.folder
         for path in sorted(p for p in kept.rglob("*") if p.is_file() and p.name != DONE):
             name = path.relative_to(kept)
             target = into / (name.with_suffix("") if path.suffix == ".gz" else name)
@@ -55,24 +55,26 @@ class Folders:
 
     def keep(self, stage: Stage, facts: dict[str, object]) -> None:
         """Copies what the stage keeps; its last file says that all are there."""
-        into = self.results / stage.name
+        made, into = self.work / stage.folder, self.results / stage.folder
         for name in stage.keeps:
-            source = self.work / stage.name / name
+            source = made / name
             files = [p for p in source.rglob("*") if p.is_file()] if source.is_dir() else [source]
             for path in files:
-                target = into / path.relative_to(self.work / stage.name)
+                target = into / path.relative_to(made)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 data = path.read_bytes()
                 if path.suffix == ".jsonl":
                     target = target.with_name(target.name + ".gz")
                     data = gzip.compress(data, mtime=0)
                 write_atomically(target, data)
-        write_atomically(into / DONE, (json.dumps(facts, indent=2) + "\n").encode())
+        done = self.results / stage.name / DONE
+        done.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(done, (json.dumps(facts, indent=2) + "\n").encode())
 
 
 def run(stage: Stage, folders: Folders) -> None:
     """Runs a stage's commands in order; ends the program at the first that fails."""
-    (folders.work / stage.name).mkdir(parents=True, exist_ok=True)
+    (folders.work / stage.folder).mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     for command in stage.commands:
         print(f"  {shlex.join(command)}", file=sys.stderr, flush=True)

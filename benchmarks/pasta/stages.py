@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 Command = tuple[str, ...]
@@ -36,13 +37,19 @@ QUICK = Sizes(40, 30, 1, 2, 6, 1, ("4",), 1, 3, 8, max_tokens=224, minutes=0.01)
 
 @dataclass(frozen=True)
 class Stage:
-    """Commands in order, run in the work folder. `keeps`: files and folders under the stage's own
-    folder that are kept with the results; a stage that keeps nothing is run every time."""
+    """Commands in order, run in the work folder. `keeps`: files and folders under the stage's
+    folder that are kept with the results; a stage that keeps nothing is run every time. `within`:
+    the folder, where it is not of the stage's name: stages that go on with one another's work."""
 
     name: str
     minutes: int
     commands: tuple[Command, ...]
     keeps: tuple[str, ...] = ()
+    within: str | None = None
+
+    @property
+    def folder(self) -> str:
+        return self.name if self.within is None else self.within
 
 
 def stages_of(sizes: Sizes) -> list[Stage]:
@@ -201,53 +208,87 @@ def _multipart(sizes: Sizes) -> list[Stage]:
     return stages
 
 
-def _evaluated(sizes: Sizes) -> dict[str, Command]:
-    """Runs on the instruction prompts: name to model and method."""
-    models = {
-        "baseline": ("--model", "sft-baseline/model", "--method", "sequential"),
-        "sot": ("--model", "sft-baseline/model", "--method", "sot"),
-        "apar": ("--model", "sft-apar/model"),
-        "pasta-sft": ("--model", "sft-pasta/model"),
-        "pasta-structure": ("--model", "sft-structure/model"),
+def _evaluated(sizes: Sizes) -> dict[str, str]:
+    """Arms on the instruction prompts: name to model and method. `baseline` is the baseline once
+    more: what a side measured against itself comes to."""
+    arms = {
+        "baseline": "sft-baseline/model:sequential",
+        "sot": "sft-baseline/model:sot",
+        "apar": "sft-apar/model",
+        "pasta-sft": "sft-pasta/model",
+        "pasta-structure": "sft-structure/model",
     }
     for weight in sizes.lambdas:
-        models[f"pasta-bon-{weight}"] = ("--model", f"bon-{weight}/round-1/model")
+        arms[f"pasta-bon-{weight}"] = f"bon-{weight}/round-1/model"
     for number in range(2, sizes.rounds + 1):
-        models[f"pasta-bon-4-r{number}"] = ("--model", f"bon-4-round-{number}/round-1/model")
-    return models
+        arms[f"pasta-bon-4-r{number}"] = f"bon-4-round-{number}/round-1/model"
+    return arms
+
+
+TEST = ("--prompts", "data/eval/alpaca_eval_400.jsonl")
+PROMPTS_A_STAGE = 34
+DECODE_S = 5
+"""About what a timed decode takes."""
 
 
 def _evaluation(sizes: Sizes) -> list[Stage]:
+    """All arms in one run, so that all are timed against the same decodes of the baseline; a few
+    prompts a stage. Then a judge, and the checkable task, untimed."""
+    arms = _evaluated(sizes)
+    run = (
+        "stretto", "eval", "run", "--task", "instruct", *TEST, "--no-prompts",
+        "--limit", str(sizes.eval_prompts), "--max-tokens", str(sizes.max_tokens),
+        "--baseline", "sft-baseline/model",
+        *(part for name, model in arms.items() for part in ("--arm", f"{name}={model}")),
+        "--out", "eval",
+    )  # fmt: skip
+    judge = tuple(
+        ("stretto", "eval", "judge", f"eval/{name}", *TEST, "--judge", "likelihood")
+        for name in arms
+    )
+    rows = _of_each(arms, "config.json", "environment.json", "rows.jsonl")
+    verdicts = _of_each(
+        arms, "verdicts.likelihood.jsonl", "summary.json", "prompts.csv", "means.csv"
+    )
+    stages, done = [], 0
+    while done < sizes.eval_prompts:
+        until = min(done + PROMPTS_A_STAGE, sizes.eval_prompts)
+        minutes = round((until - done) * (1 + len(arms)) * DECODE_S / 60)
+        command = (*run, "--until", str(until))
+        stages.append(Stage(f"eval-to-{until}", max(1, minutes), (command,), rows, "eval"))
+        done = until
+    stages.append(Stage("eval-judge", _minutes(sizes, 2 * len(arms)), judge, verdicts, "eval"))
+    return [*stages, *_evaluation_multipart(sizes)]
+
+
+def _of_each(arms: Iterable[str], *files: str) -> Command:
+    return tuple(f"{name}/{file}" for name in arms for file in files)
+
+
+MULTIPART = {
+    "sequential": ("--model", "multipart-baseline/model", "--method", "sequential"),
+    "pasta": ("--model", "multipart-pasta/model"),
+    "no-sync": ("--model", "multipart-pasta/model", "--no-joins"),
+}
+
+
+def _evaluation_multipart(sizes: Sizes) -> list[Stage]:
     stages = []
-    test = ("--prompts", "data/eval/alpaca_eval_400.jsonl")
-    for name, settings in _evaluated(sizes).items():
-        out = f"eval-{name}"
-        run = (
-            "stretto", "eval", "run", "--task", "instruct", *test, "--no-prompts",
-            "--limit", str(sizes.eval_prompts), *settings, "--baseline", "sft-baseline/model",
-            "--max-tokens", str(sizes.max_tokens), "--out", out,
-        )  # fmt: skip
-        judge = ("stretto", "eval", "judge", out, *test, "--judge", "likelihood")
-        stages.append(Stage(out, _minutes(sizes, 8), (run, judge), (".",)))
-    for name, settings in (
-        ("sequential", ("--model", "multipart-baseline/model", "--method", "sequential")),
-        ("pasta", ("--model", "multipart-pasta/model")),
-        ("no-sync", ("--model", "multipart-pasta/model", "--no-joins")),
-    ):
+    for name, settings in MULTIPART.items():
         out = f"eval-multipart-{name}"
         run = (
-            "stretto", "eval", "run", "--task", "multipart", "--split", "test",
+            "stretto", "eval", "run", "--task", "multipart", "--split", "test", "--pairs", "0",
             "--limit", str(sizes.eval_prompts), *settings,
             "--baseline", "multipart-baseline/model",
             "--max-tokens", str(sizes.max_tokens + 192), "--out", out,
         )  # fmt: skip
-        stages.append(Stage(out, _minutes(sizes, 8), (run,), (".",)))
+        stages.append(Stage(out, _minutes(sizes, 3), (run,), (".",)))
     return stages
 
 
 def _report(sizes: Sizes) -> Stage:
-    runs = tuple(f"eval-{name}" for name in _evaluated(sizes))
-    parts = tuple(f"eval-multipart-{name}" for name in ("sequential", "pasta", "no-sync"))
+    runs = tuple(f"eval/{name}" for name in _evaluated(sizes))
+    parts = tuple(f"eval-multipart-{name}" for name in MULTIPART)
     commands = (
         ("stretto", "eval", "compare", *runs, "--out", "report/instruct"),
         ("stretto", "eval", "plot", *runs, "--out", "report/plots"),

@@ -63,7 +63,7 @@ def eval_compare(
 ) -> None:
     """Put runs side by side, with paired differences to the first one.
 
-    Refused where they had other prompts, sampling, baselines, engines or judges.
+    Refused where they had other prompts, sampling, baselines, engines, warm-ups or judges.
     """
     from stretto.cli.bench_parts import prepare, show
     from stretto.eval.compare import compare, save, text_of
