@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stretto.cli import bench, data, doctor, eval_app, model, run, trace, train
+from stretto.cli import bench, data, doctor, eval_app, model, run, serve, trace, train
 
 STDOUT_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -23,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run.run)
+app.command()(serve.serve)
 app.add_typer(trace.app, name="trace")
 app.add_typer(model.app, name="model")
 app.add_typer(bench.app, name="bench")

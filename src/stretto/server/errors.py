@@ -67,6 +67,10 @@ def shutting_down(retry_after_s: int = 5) -> ApiError:
     )
 
 
+def stopped() -> ApiError:
+    return ApiError(500, "the engine has stopped; the server must be started anew", code="stopped")
+
+
 def too_late(deadline_s: float) -> ApiError:
     """The header tells OpenAI's clients not to ask for the same again at once."""
     return ApiError(
@@ -82,7 +86,7 @@ def of_input(error: InvalidInput) -> ApiError:
     message = str(error)
     if isinstance(error, PromptTooLong):
         return ApiError(400, message, param="messages", code="context_length_exceeded")
-    first = message.split(" ", 1)[0]
+    first = message.removeprefix("unknown ").split(" ", 1)[0]
     known = {*schema.ChatRequest.model_fields, *schema.Extension.model_fields}
     return ApiError(400, message, param=first if first in known else None, code="invalid_value")
 

@@ -1,0 +1,200 @@
+"""The application: its paths, and what stands around them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Scope
+
+from stretto import __version__
+from stretto.methods import METHODS
+from stretto.server import errors, openapi
+from stretto.server.answers import Answer, EventStream, answer_stream, answer_whole
+from stretto.server.asks import read_ask
+from stretto.server.engine import EngineLoop
+from stretto.server.gate import Gate
+from stretto.server.metrics import Metrics
+from stretto.server.schema import ChatRequest, Common, CompletionRequest
+from stretto.server.settings import Settings
+from stretto.server.wire import Chat, Envelope, Shape, Text
+
+if TYPE_CHECKING:
+    from stretto.lm import LM
+
+PAGE = Path(__file__).with_name("page")
+PAGE_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def build(lm: LM, settings: Settings) -> FastAPI:
+    """The application that answers with `lm`."""
+    server = Server(lm, settings)
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        server.engine.start()
+        yield
+        server.engine.close()
+
+    app = FastAPI(
+        title="Stretto",
+        version=__version__,
+        description=openapi.DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=life,
+    )
+    app.state.engine = server.engine
+    errors.install(app)
+    server.install(app)
+    openapi.install(app, has_keys=bool(settings.keys))
+    if PAGE.is_dir():
+        app.mount("/", Page(directory=PAGE, html=True), name="page")
+    app.add_middleware(Gate, settings=settings, metrics=server.engine.metrics)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+    return app
+
+
+class Page(StaticFiles):
+    """The files of the web page, which load nothing from elsewhere."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(PAGE_HEADERS)
+        return response
+
+
+class Server:
+    """The handlers of one application."""
+
+    def __init__(self, lm: LM, settings: Settings) -> None:
+        self.lm = lm
+        self.settings = settings
+        self.name = lm.name if settings.name is None else settings.name
+        self.created = int(time.time())
+        self.engine = EngineLoop(lm, settings, Metrics(lm, lambda: self.engine.num_admitted))
+
+    def install(self, app: FastAPI) -> None:
+        chat = openapi.answers(Chat.kind, "chat")
+        text = openapi.answers(Text.kind, "text")
+        app.post("/v1/chat/completions", responses=chat, tags=["OpenAI"])(self.chat)
+        app.post("/v1/completions", responses=text, tags=["OpenAI"])(self.completions)
+        app.get("/v1/models", responses=openapi.MODELS, tags=["OpenAI"])(self.models)
+        app.get("/v1/models/{model:path}", responses=openapi.MODEL, tags=["OpenAI"])(self.model)
+        app.get("/health", responses=openapi.HEALTH, tags=["operation"])(self.health)
+        app.get("/ready", responses=openapi.READY, tags=["operation"])(self.ready)
+        app.get("/metrics", responses=openapi.METRICS, tags=["operation"])(self.metrics)
+
+    # -- answers -------------------------------------------------------------------------------
+
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
+        """Answers a chat: JSON, or server-sent events with `stream: true`."""
+        return await self._answer(Chat(), body, request, wants_logprobs=body.logprobs)
+
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+        """Continues a text: JSON, or server-sent events with `stream: true`."""
+        wants_logprobs = body.logprobs is not None
+        return await self._answer(Text(), body, request, wants_logprobs=wants_logprobs)
+
+    async def _answer(
+        self, shape: Shape, body: Common, request: Request, *, wants_logprobs: bool
+    ) -> Response:
+        self._check_model(body.model)
+        ask = read_ask(body, self.settings)
+        answer = Answer(
+            engine=self.engine,
+            ask=ask,
+            envelope=Envelope(shape, self.name),
+            ticket=self.engine.admit(ask.num_choices),
+            wants_logprobs=wants_logprobs,
+            wants_details=body.stretto is not None or body.options.threads,
+            options=body.options,
+        )
+        is_handed_on = False
+        try:
+            await answer.begin(is_stream=body.stream)
+            if not body.stream:
+                return await answer_whole(answer, request)
+            stall_s = self.settings.stall_s
+            stream = EventStream(answer_stream(answer), stall_s=stall_s, close=answer.close)
+            is_handed_on = True
+            return stream
+        finally:
+            if not is_handed_on:
+                answer.close()
+
+    def _check_model(self, name: str) -> None:
+        if name != self.name:
+            raise errors.ApiError(
+                404,
+                f"model {name!a} is not served here; {self.name!a} is",
+                param="model",
+                code="model_not_found",
+            )
+
+    # -- the model -----------------------------------------------------------------------------
+
+    async def models(self) -> JSONResponse:
+        """The one model that is served."""
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def model(self, model: str) -> JSONResponse:
+        """The model of this name."""
+        self._check_model(model)
+        return JSONResponse(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        lm = self.lm
+        own = [] if lm.card.dialect == "plain" else [lm.card.dialect]
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "stretto",
+            "stretto": {
+                "dialect": lm.card.dialect,
+                "methods": [*own, *METHODS],
+                "engine": lm.engine.name,
+                "context_length": lm.engine.max_positions,
+                "pool_slots": lm.scheduler.pool.num_slots,
+                "has_chat_template": lm.has_chat_template,
+            },
+        }
+
+    # -- operation -----------------------------------------------------------------------------
+
+    async def health(self) -> JSONResponse:
+        """200 while the process can answer at all."""
+        if not self.engine.is_alive:
+            raise errors.stopped()
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self) -> JSONResponse:
+        """200 while new requests are admitted; 503 when the server is shutting down."""
+        if self.engine.is_draining or not self.engine.is_alive:
+            raise errors.shutting_down()
+        return JSONResponse({"status": "ready", "model": self.name})
+
+    async def metrics(self) -> Response:
+        """Prometheus's text format."""
+        content_type = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(self.engine.metrics.text(), media_type=content_type)

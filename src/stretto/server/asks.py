@@ -1,0 +1,133 @@
+"""From a request on the wire to samples that are ready to be queued."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stretto.errors import InvalidInput
+from stretto.methods.spelling import SETTINGS, spell
+from stretto.params import SURROGATE, SamplingParams
+from stretto.server.errors import ApiError, of_input
+from stretto.server.schema import ChatRequest, Common, CompletionRequest, Extension
+from stretto.server.settings import Settings
+
+if TYPE_CHECKING:
+    from stretto.lm import LM, Prompt
+    from stretto.stream import Stream
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a client asks for: `num_samples` answers to each prompt, in this order of choices."""
+
+    prompts: tuple[Prompt, ...]
+    num_samples: int
+    params: SamplingParams
+    method: str
+    is_raw: bool
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.num_samples
+
+    def prepare(self, lm: LM) -> list[Stream]:
+        """A stream a choice, none of them queued. Takes time: it encodes the prompts. Raises
+        `ApiError`."""
+        try:
+            return [
+                lm.prepare(prompt, self.params, method=self.method, raw=self.is_raw, sample=sample)
+                for prompt in self.prompts
+                for sample in range(self.num_samples)
+            ]
+        except InvalidInput as error:
+            refusal = of_input(error)
+            if refusal.param == "messages" and self.is_raw:
+                refusal.param = "prompt"
+            raise refusal from None
+
+
+def read_ask(body: Common, settings: Settings) -> Ask:
+    """What a request asks for. Raises `ApiError` for what cannot be answered as asked."""
+    _check(body)
+    prompts = _prompts(body)
+    if len(prompts) * body.n > settings.max_requests:
+        raise ApiError(
+            400,
+            f"n {body.n} of {len(prompts)} prompts makes more samples than the "
+            f"{settings.max_requests} this server has under way at once; ask for fewer",
+            param="n",
+            code="invalid_value",
+        )
+    own = Extension() if body.stretto is None else body.stretto
+    try:
+        return Ask(
+            prompts=prompts,
+            num_samples=body.n,
+            params=_params(body, own, settings),
+            method=spell(own.method, {key: getattr(own, key) for key in SETTINGS}),
+            is_raw=isinstance(body, CompletionRequest),
+        )
+    except InvalidInput as error:
+        raise of_input(error) from None
+
+
+def _prompts(body: Common) -> tuple[Prompt, ...]:
+    if isinstance(body, ChatRequest):
+        prompts: tuple[Prompt, ...] = ([message.as_dict() for message in body.messages],)
+        texts, param = [message.as_dict()["content"] for message in body.messages], "messages"
+    else:
+        assert isinstance(body, CompletionRequest)
+        several = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        prompts, texts, param = tuple(several), several, "prompt"
+    for text in texts:
+        if (found := SURROGATE.search(text)) is not None:
+            raise ApiError(
+                400,
+                f"{param} has half a surrogate pair, {found[0]!a}; send UTF-8 text",
+                param=param,
+                code="invalid_value",
+            )
+    return prompts
+
+
+def _check(body: Common) -> None:
+    """Raises for fields that do not go together."""
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(
+            400, "stream_options needs stream: true; leave it out", param="stream_options",
+            code="invalid_value",
+        )  # fmt: skip
+    if isinstance(body, CompletionRequest) and body.logprobs:
+        raise ApiError(
+            400,
+            f"logprobs {body.logprobs} is not supported; 0 gives those of the tokens drawn",
+            param="logprobs",
+            code="unsupported_parameter",
+        )
+    if isinstance(body, ChatRequest) and None not in (body.max_tokens, body.max_completion_tokens):
+        raise ApiError(
+            400, "max_tokens and max_completion_tokens are the same; leave one out",
+            param="max_completion_tokens", code="invalid_value",
+        )  # fmt: skip
+
+
+def _params(body: Common, own: Extension, settings: Settings) -> SamplingParams:
+    """The runtime's settings. Without a seed there is a new one each time, as OpenAI has it."""
+    max_tokens = body.max_tokens
+    if isinstance(body, ChatRequest) and max_tokens is None:
+        max_tokens = body.max_completion_tokens
+    return SamplingParams(
+        max_tokens=settings.max_tokens if max_tokens is None else max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=own.top_k,
+        repetition_penalty=own.repetition_penalty,
+        stop=() if body.stop is None else (body.stop,)
+        if isinstance(body.stop, str) else tuple(body.stop),
+        stop_ids=frozenset(own.stop_ids),
+        seed=secrets.randbelow(1 << 31) if body.seed is None else body.seed,
+        max_thread_tokens=own.max_thread_tokens,
+        max_forks=own.max_forks,
+    )  # fmt: skip

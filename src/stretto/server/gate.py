@@ -1,0 +1,142 @@
+"""What stands before the application: hosts, keys, the size of bodies, and the count of answers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stretto.server.errors import ApiError
+from stretto.server.metrics import Metrics
+from stretto.server.settings import Settings
+
+CLOSED = re.compile(r"/(v1|metrics)(/|$)")
+"""Paths that need a key. The others tell nothing: whether the server lives, its schema, its page."""
+KNOWN = re.compile(r"/(v1/(chat/completions|completions|models)|health|ready|metrics)?$")
+MAX_DISCARDED_BYTES = 64 << 20
+"""A body that is refused is still read up to here, so that the client hears why."""
+
+
+class Gate:
+    """An ASGI middleware. Refuses by the request's head before it reads the body, and hands on
+    whole bodies only."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self._app = app
+        self._settings = settings
+        self._metrics = metrics
+        self._digests = [_digest(key.encode()) for key in settings.keys]
+        self._hosts = {host.lower() for host in settings.hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        send = self._counting(scope, send)
+        try:
+            self._check_head(scope)
+            body = await self._body(scope, receive)
+        except ApiError as error:
+            await self._discard(receive)
+            await error.response()(scope, receive, send)
+            return
+        if body is not None:
+            await self._app(scope, _replay(body, receive), send)
+
+    def _check_head(self, scope: Scope) -> None:
+        """Raises `ApiError` for a host, a key or a length that is not accepted."""
+        headers = {name: value for name, value in scope["headers"]}
+        if self._hosts:
+            host = headers.get(b"host", b"").decode("latin-1").lower()
+            name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+            if name not in self._hosts:
+                raise ApiError(421, f"host {name!a} is not served here", code="unknown_host")
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if self._digests and scope["method"] != "OPTIONS" and CLOSED.match(path):
+            self._check_key(headers.get(b"authorization", b""))
+
+    def _check_key(self, given: bytes) -> None:
+        scheme, _, key = given.partition(b" ")
+        digest = _digest(key.strip())
+        found = [hmac.compare_digest(digest, known) for known in self._digests]
+        if scheme.lower() != b"bearer" or not any(found):
+            what = "the API key is wrong" if given else "no API key was given"
+            raise ApiError(
+                401,
+                f"{what}; send it as Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body; None if the client left first. Raises `ApiError` for one that is too
+        large or too slow."""
+        if scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            return b""
+        limit = self._settings.max_body_bytes
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if length.isdigit() and int(length) > limit:
+            raise _too_large(limit)
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                while (message := await receive())["type"] == "http.request":
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > limit:
+                        raise _too_large(limit)
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise ApiError(
+                408, f"the body took longer than {self._settings.body_timeout_s:g} s; send it anew"
+            ) from None
+        return None
+
+    async def _discard(self, receive: Receive) -> None:
+        size = 0
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                while size < MAX_DISCARDED_BYTES:
+                    message = await receive()
+                    size += len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return
+        except TimeoutError:
+            return
+
+    def _counting(self, scope: Scope, send: Send) -> Send:
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = scope["path"] if KNOWN.match(scope["path"]) else "other"
+                method = scope["method"] if scope["method"] in ("GET", "POST") else "other"
+                self._metrics.http.labels(method, path, str(message["status"])).inc()
+            await send(message)
+
+        return counting
+
+
+def _digest(key: bytes) -> bytes:
+    """Keys are compared by digests, which have one length."""
+    return hashlib.sha256(key).digest()
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {limit:,} bytes; shorten it", code="too_large")
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body first, whole, and then what comes after it."""
+    pending: Iterable[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
+    messages = iter(pending)
+
+    async def replay() -> Message:
+        message = next(messages, None)
+        return await receive() if message is None else message
+
+    return replay

@@ -1,0 +1,80 @@
+"""What Prometheus reads at /metrics. Each application has a registry of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from stretto.lm import LM
+    from stretto.runtime.request import Request
+
+SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Metrics:
+    """Counters of one application; `text` is what Prometheus is given."""
+
+    def __init__(self, lm: LM, num_admitted: Callable[[], int]) -> None:
+        registry = self._registry = CollectorRegistry()
+        self.http = Counter(
+            "stretto_http_requests", "HTTP responses.", ["method", "path", "status"],
+            registry=registry,
+        )  # fmt: skip
+        self.refused = Counter(
+            "stretto_refused", "Requests refused because too many were under way.",
+            registry=registry,
+        )  # fmt: skip
+        self.failures = Counter("stretto_failed_passes", "Passes that failed.", registry=registry)
+        self.passes = Histogram(
+            "stretto_pass_seconds", "Wall clock of a pass.", buckets=SHORT_S, registry=registry
+        )
+        self._finished = Counter(
+            "stretto_samples", "Samples that ended.", ["finish_reason"], registry=registry
+        )
+        self._prompt = Counter("stretto_prompt_tokens", "Prompt tokens.", registry=registry)
+        self._drawn = Counter(
+            "stretto_drawn_tokens", "Tokens drawn by all threads.", registry=registry
+        )
+        self._threads = Counter("stretto_threads", "Threads, main included.", registry=registry)
+        self._first = Histogram(
+            "stretto_first_token_seconds", "Submission to first token.", buckets=LONG_S,
+            registry=registry,
+        )  # fmt: skip
+        self._whole = Histogram(
+            "stretto_sample_seconds", "Submission to end.", buckets=LONG_S, registry=registry
+        )
+        self._gauges(lm, num_admitted)
+
+    def _gauges(self, lm: LM, num_admitted: Callable[[], int]) -> None:
+        scheduler, pool = lm.scheduler, lm.scheduler.pool
+        page = pool.page_size
+        readings: dict[str, tuple[str, Callable[[], float]]] = {
+            "stretto_samples_under_way": ("Samples admitted and not delivered.", num_admitted),
+            "stretto_running": ("Samples in the batch.", lambda: len(scheduler.running)),
+            "stretto_waiting": ("Samples waiting for slots.", lambda: len(scheduler.waiting)),
+            "stretto_preemptions": ("Preemptions so far.", lambda: scheduler.num_preemptions),
+            "stretto_pool_slots": ("KV slots in all.", lambda: pool.num_slots),
+            "stretto_pool_free_slots": ("KV slots free.", lambda: pool.num_free_pages * page),
+        }
+        for name, (text, read) in readings.items():
+            Gauge(name, text, registry=self._registry).set_function(read)
+
+    def finished(self, request: Request) -> None:
+        """A sample has ended, however."""
+        timing = request.timing
+        self._finished.labels(request.finish_reason).inc()
+        self._prompt.inc(request.num_prompt_tokens)
+        self._drawn.inc(request.num_drawn)
+        self._threads.inc(len(request.recorder.threads))
+        if timing.first_token is not None:
+            self._first.observe(timing.first_token - timing.submitted)
+        if timing.finished is not None:
+            self._whole.observe(timing.finished - timing.submitted)
+
+    def text(self) -> bytes:
+        """The metrics in Prometheus's text format."""
+        return generate_latest(self._registry)

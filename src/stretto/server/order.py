@@ -1,0 +1,71 @@
+"""Document order from events: the drawn text tokens of an answer, as early as it is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from stretto.recorder import MAIN
+from stretto.runtime.events import Event, ThreadEnd, ThreadStart, Token
+from stretto.trace import is_drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A drawn text token: its log-prob, what it adds to the document, and where that begins."""
+
+    text: str
+    start: int
+    logprob: float
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+    def cut(self, length: int) -> Drawn:
+        """The token in a document of `length` characters."""
+        return replace(self, text=self.text[: max(0, length - self.start)])
+
+
+class DocumentOrder:
+    """Walks threads as the rendered text has them: a child stands where it was forked.
+
+    `push` takes events in arrival order and returns the tokens that they settle.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[str, list[Token | ThreadEnd | str]] = {}
+        self._stack: list[tuple[str, int]] = [(MAIN, 0)]
+        self._length = 0
+
+    def push(self, events: Iterable[Event]) -> list[Drawn]:
+        for event in events:
+            match event:
+                case ThreadStart():
+                    self._items[event.thread] = []
+                    if event.parent is not None:
+                        self._items[event.parent].append(event.thread)
+                case Token() | ThreadEnd():
+                    self._items[event.thread].append(event)
+                case _:
+                    pass
+        return self._settle()
+
+    def _settle(self) -> list[Drawn]:
+        settled = []
+        while self._stack:
+            thread, at = self._stack.pop()
+            items = self._items.get(thread, [])
+            if at == len(items):
+                self._stack.append((thread, at))  # open: it may still write
+                break
+            item = items[at]
+            if not isinstance(item, ThreadEnd):
+                self._stack.append((thread, at + 1))
+            if isinstance(item, str):
+                self._stack.append((item, 0))
+                continue
+            if isinstance(item, Token) and not item.markup and is_drawn(item.origin):
+                settled.append(Drawn(item.text, self._length, item.logprob or 0.0))
+            self._length += len(item.text)
+        return settled

@@ -1,0 +1,114 @@
+"""Running the application in this process, until it is told to end."""
+
+from __future__ import annotations
+
+import math
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from stretto.errors import InvalidInput
+from stretto.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+MAX_HEADER_BYTES = 16 << 10
+KEEP_ALIVE_S = 30
+
+
+class Protocol(H11Protocol):
+    """HTTP/1.1 whose refusals have a body like all others."""
+
+    def send_400_response(self, msg: str) -> None:
+        """A head that is no HTTP, or is larger than `MAX_HEADER_BYTES`."""
+        response = ApiError(400, msg.rstrip(".").lower(), code="invalid_http").response()
+        headers = [*response.raw_headers, (b"connection", b"close")]
+        for event in (
+            h11.Response(status_code=400, headers=headers),
+            h11.Data(data=bytes(response.body)),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class Drained(uvicorn.Server):
+    """On SIGTERM or SIGINT no more requests are admitted, and those under way may finish."""
+
+    def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
+        super().__init__(config_of(app))
+        self._engine = app.state.engine
+        self._on_ready = on_ready
+        self.was_interrupted = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.was_interrupted = sig == signal.SIGINT
+        self._engine.drain()
+        super().handle_exit(sig, frame)
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address; port 0 is any free one. Raises `InvalidInput`."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        opened = socket.socket(family, kind, proto)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(address)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InvalidInput(
+            f"cannot listen at {host!a} port {port} ({reason}); give another --host or --port"
+        ) from None
+    return opened
+
+
+def url_of(opened: socket.socket) -> str:
+    """The address of a socket, as a browser takes it."""
+    host, port = opened.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def config_of(app: FastAPI) -> uvicorn.Config:
+    """How uvicorn serves an application of `create_app`."""
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(app.state.engine.settings.drain_s) + 10,
+    )
+
+
+def run(app: FastAPI, opened: socket.socket, on_ready: Callable[[], None]) -> bool:
+    """Serves until SIGTERM or SIGINT; `on_ready` is called once requests are answered.
+
+    Whether it was SIGINT that ended it. A second one ends it at once.
+    """
+    server = Drained(app, on_ready)
+    before = {sig: signal.signal(sig, lambda *_: None) for sig in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        server.run(sockets=[opened])  # raises what it caught again, at the end
+    finally:
+        for sig, handler in before.items():
+            signal.signal(sig, handler)
+        opened.close()
+    return server.was_interrupted
