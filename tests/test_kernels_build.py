@@ -550,8 +550,9 @@ def test_doctor_tells_which_engine_is_automatic(cache, package, real, monkeypatc
     shutil.copy(real.path, package)
     machine = Machine(has_torch=True)
     (check,) = _automatic_engine(machine)
-    bfloat16 = "fused" if "bfloat16" in library.supported_weights() else "hf"
-    assert check.value == {"float32": "hf", "bfloat16": bfloat16}
+    here = library.supported_weights()
+    expected = {dtype: "fused" if dtype in here else "hf" for dtype in ("float32", "bfloat16")}
+    assert check.value == expected
     monkeypatch.setenv(library.SWITCH, "off")
     (check,) = _automatic_engine(machine)
     assert check.value == {"float32": "hf", "bfloat16": "hf"}

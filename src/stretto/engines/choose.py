@@ -29,17 +29,16 @@ def make_engine(
 ) -> Engine:  # fmt: skip
     """The engine `name` over a Hugging Face causal LM, with `weights` float32, bfloat16 or int8.
 
-    `auto` is, on a CPU that the kernels run on and unless weights are float32, `fused` for models
-    of its layer shape and `packed` for others; else `hf`. With `extras` it is never `fused`, which
+    `auto` is, on a CPU that the kernels run on, `fused` for models of its layer shape and, unless
+    weights are float32, `packed` for others; else `hf`. With `extras` it is never `fused`, which
     has none. `owned`: the model is nobody else's, and may be used up. Raises `UnknownName`, and
     `Unsupported` naming what does not go together.
     """
     check_engine(name)
-    if name in (AUTO, "fused", "packed") and (name != AUTO or _suits_kernels(model, weights)):
-        _prepare_kernels()
     if name == AUTO:
-        return _automatic(model, num_slots, weights, owned, not extras)
+        name = _automatic(model, weights, owned, may_fuse=not extras)
     if name in ("fused", "packed"):
+        _prepare_kernels()
         return _on_kernels(name, model, num_slots, weights, owned)
     _check_plain(name, model, weights)
     if name == "flex":
@@ -74,10 +73,6 @@ def _without_int8(error: KernelsUnavailable) -> KernelsUnavailable:
     return type(error)(error.reason, "use dtype 'bfloat16'")
 
 
-def _suits_kernels(model: Any, weights: str) -> bool:
-    return bool(model.device.type == "cpu" and weights != "float32")
-
-
 def _prepare_kernels() -> None:
     """Compiles the kernels if they are not built, and says so, also if that fails. Whoever needs
     them is refused later."""
@@ -94,26 +89,28 @@ def _prepare_kernels() -> None:
             raise
 
 
-def _automatic(model: Any, num_slots: int, weights: str, owned: bool, may_fuse: bool) -> Engine:
-    if _suits_kernels(model, weights):
-        from stretto.engines.fused_layout import check_supported
-        from stretto.kernels.library import KernelsUnavailable
-        from stretto.kernels.linear import check_weights
+def _automatic(model: Any, weights: str, owned: bool, *, may_fuse: bool) -> str:
+    """The engine that `auto` is. Kernels are compiled only where one of them is to use them."""
+    from stretto.engines.fused_layout import check_supported
+    from stretto.kernels.library import KernelsUnavailable
+    from stretto.kernels.linear import check_weights
 
-        try:
-            check_weights(weights)
-        except KernelsUnavailable as error:
-            if weights == "int8":
-                raise _without_int8(error) from error
-            return make_engine("hf", model, num_slots, weights=weights)
-        plain = "packed" if owned else "hf"
-        try:
-            check_supported(model)
-            name = "fused" if may_fuse else plain
-        except Unsupported:
-            name = plain
-        return make_engine(name, model, num_slots, weights=weights, owned=owned)
-    return make_engine("hf", model, num_slots, weights=weights)
+    if model.device.type != "cpu":
+        return "hf"
+    name = "packed" if owned and weights != "float32" else "hf"
+    with suppress(Unsupported):
+        check_supported(model)
+        name = "fused" if may_fuse else name
+    if name == "hf" and weights == "float32":
+        return name
+    _prepare_kernels()
+    try:
+        check_weights(weights)
+    except KernelsUnavailable as error:
+        if weights == "int8":
+            raise _without_int8(error) from error
+        return "hf"
+    return name
 
 
 def _check_plain(name: str, model: Any, weights: str) -> None:
