@@ -135,9 +135,7 @@ class Run:
         num = config.prompts_per_step * config.samples
         slots = config.pool_slots
         if slots is None:
-            slots = pool_slots_for(
-                min(num, requests_of(config, "fused")), longest + config.max_tokens
-            )
+            slots = pool_slots_for(min(num, requests_of(config)), longest + config.max_tokens)
         return PolicyRuntime(trainee, engine=config.engine, pool_slots=slots)
 
     def _roller(self, policy: PolicyRuntime, problems: Problems, name: str) -> Roller:
@@ -231,10 +229,13 @@ def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def requests_of(config: GrpoConfig, engine: str | None = None) -> int:
-    """How many answers are under way at once."""
+    """How many answers are under way at once; by default those of the engine that is likely."""
     if config.requests is not None:
         return config.requests
-    return REQUESTS.get(config.engine if engine is None else engine, OTHER_REQUESTS)
+    if engine is None:
+        likely = "fused" if config.device == "cpu" else "hf"
+        engine = likely if config.engine == "auto" else config.engine
+    return REQUESTS.get(engine, OTHER_REQUESTS)
 
 
 def problems_of(config: GrpoConfig) -> tuple[Problems, Problems | None]:
@@ -286,8 +287,8 @@ def open_for(config: GrpoConfig) -> Trainee:
 
 def _identity(config: GrpoConfig, problems: Problems, held_out: Problems | None) -> dict[str, Any]:
     """What files hold: models and data are named by what is in them."""
-    from stretto.data.settings import fingerprint
     from stretto.models import resolve
+    from stretto.models.fingerprint import fingerprint
 
     return {
         "weights": fingerprint(resolve(config.model).path),

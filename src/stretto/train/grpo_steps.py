@@ -100,17 +100,12 @@ class GrpoSteps:
     # -- a step's rollouts ---------------------------------------------------------------------
 
     def problems_of(self, number: int) -> list[Item]:
-        """The problems of a step: all of them in turn, shuffled anew each time through."""
+        """The problems of a step: all in turn, shuffled anew each time through; those left over at
+        the end of it, which fill no step, have their turn another time."""
         items, want = self._roller.problems.items, self._settings.prompts
-        places = range(number * want, (number + 1) * want)
-        orders: dict[int, list[int]] = {}
-        found = []
-        for epoch, place in (divmod(p, len(items)) for p in places):
-            if epoch not in orders:
-                rng = np.random.default_rng([self._settings.seed, epoch])
-                orders[epoch] = rng.permutation(len(items)).tolist()
-            found.append(items[orders[epoch][place]])
-        return list({item.prompt_id: item for item in found}.values())
+        epoch, place = divmod(number, max(1, len(items) // want))
+        order = np.random.default_rng([self._settings.seed, epoch]).permutation(len(items))
+        return [items[k] for k in order[place * want : (place + 1) * want].tolist()]
 
     def _begin(self, number: int) -> OpenStep:
         items = self.problems_of(number)
