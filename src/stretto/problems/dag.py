@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from stretto.problems.lines import Line, Sketch, binary_line, constant_line, unary_line
+from stretto.problems.lines import Line, Sketch, binary_line, constant_line, lasting, unary_line
 
 MIN_SIZE = 5
 MAX_WAITING = 5
@@ -30,7 +30,7 @@ def draw(rng: random.Random, size: int) -> Sketch:
         num_left -= 1
         lines.append(_line(rng, waiting, num_left))
         waiting.append(step)
-    return Sketch(tuple(lines), waiting[0])
+    return lasting(rng, Sketch(tuple(lines), waiting[0]))
 
 
 def _side_line(rng: random.Random, waiting: list[int]) -> Line:

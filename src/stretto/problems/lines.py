@@ -1,8 +1,9 @@
 """Problems of lines: each names a value that is computed from earlier ones, modulo 7.
 
 A line is `c=a+b` in the prompt and `c=a+b:5` in the solution. Constants (digits) stand in the lines
-themselves. Every operation is one-to-one in each value that it reads, so a wrong value makes every
-value that comes of it wrong (but where two wrong ones meet and cancel): nothing heals by itself.
+themselves. Every operation is one-to-one in each value that it reads, and operations are redrawn
+until no value cancels on its way to the answer (`lasting`), so a wrong one does not heal: it makes
+the answer wrong, but where several wrong ones happen to make up for each other.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from stretto.problems.base import NAMES, Problem, Step
 
 MODULUS = 7
+MAX_DRAWS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,45 @@ def unary_line(rng: random.Random, line: int) -> Line:
 def binary_line(rng: random.Random, left: int, right: int) -> Line:
     """The sum or difference of two different earlier values."""
     return Line(Ref(left), rng.choice("+-"), Ref(right))
+
+
+def weights(sketch: Sketch) -> list[int | None]:
+    """How much the answer changes, modulo 7, if a line's value is one more; None for a line that
+    does not lead to it. Lines are linear in what they read."""
+    found: list[int | None] = [None] * len(sketch.lines)
+    found[sketch.asked] = 1
+    for k in range(sketch.asked, -1, -1):
+        weight, line = found[k], sketch.lines[k]
+        if weight is None:
+            continue
+        for operand, other, sign in ((line.left, line.right, 1), (line.right, line.left, -1)):
+            if isinstance(operand, Ref):
+                factor = {"+": 1, "-": sign, "*": other if isinstance(other, int) else 0}
+                before = found[operand.line] or 0
+                found[operand.line] = (before + weight * factor[line.operator]) % MODULUS
+    return found
+
+
+def lasting(rng: random.Random, sketch: Sketch) -> Sketch:
+    """The same graph with operations that let no value cancel on its way to the answer; of
+    `MAX_DRAWS` draws the one in which the fewest do."""
+    best, fewest = sketch, weights(sketch).count(0)
+    for _ in range(MAX_DRAWS):
+        if fewest == 0:
+            break
+        drawn = Sketch(tuple(_redrawn(rng, line) for line in sketch.lines), sketch.asked)
+        if (lost := weights(drawn).count(0)) < fewest:
+            best, fewest = drawn, lost
+    return best
+
+
+def _redrawn(rng: random.Random, line: Line) -> Line:
+    match line.reads:
+        case (left, right):
+            return binary_line(rng, left, right)
+        case (left,):
+            return unary_line(rng, left)
+    return line
 
 
 def is_right(problem: Problem, text: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 
-from stretto.problems.lines import Line, Sketch, binary_line, constant_line, unary_line
+from stretto.problems.lines import Line, Sketch, binary_line, constant_line, lasting, unary_line
 
 MIN_SIZE = 6
 NUM_HOT = 2
@@ -46,13 +46,13 @@ def draw(rng: random.Random, size: int) -> Sketch:
             lines.append(_hot_update(rng, holder, changed, cold))
         holder[changed] = len(lines) - 1
     lines.append(binary_line(rng, holder[0], holder[1]))
-    return Sketch(tuple(lines), size - 1)
+    return lasting(rng, Sketch(tuple(lines), size - 1))
 
 
 def _cold_reads(rng: random.Random, slots: int, num_steps: int) -> dict[int, int]:
-    """Which steps read which cold slot: each once in the later two thirds, some once more."""
+    """Which steps read which cold slot: each once in the later half, some once more."""
     cold = list(range(NUM_HOT, slots))
-    late = list(range(num_steps // 3, num_steps))
+    late = list(range(num_steps // 2, num_steps))
     reads = dict(zip(rng.sample(late, len(cold)), cold, strict=True))
     for slot in cold:
         free = [step for step in range(num_steps) if step not in reads]
