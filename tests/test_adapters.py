@@ -18,7 +18,8 @@ from stretto import LM, SamplingParams
 from stretto.cli import main
 from stretto.errors import InvalidInput, ModelUnavailable, StrettoError, Unsupported
 from stretto.models import load_hf, resolve
-from stretto.models.adapters import Base, fingerprint
+from stretto.models.adapters import Base
+from stretto.models.fingerprint import weights_fingerprint
 from stretto.models.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from stretto.train import Batch, Lora, Trainee, make_trainee, open_trainee, token_logprobs
 from stretto.train.batches import model_masks
@@ -293,7 +294,7 @@ def test_a_missing_or_other_base_is_named(saved: tuple[Path, Path, Trainee]) -> 
     base, adapter, _ = saved
     known = Base.load(adapter)
     assert known is not None
-    assert known.fingerprint == fingerprint(base)
+    assert known.fingerprint == weights_fingerprint(base)
     moved = base.rename(base.with_name("moved"))
     with pytest.raises(ModelUnavailable, match=r"is an adapter of '.*base': no model at"):
         LM.load(adapter)

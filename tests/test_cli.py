@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import signal
@@ -171,6 +172,41 @@ def test_a_reader_that_went_away_ends_it_quietly(tmp_path):
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (IsADirectoryError(errno.EISDIR, "Is a folder", "x.tmp", None, "x.png"), "'x.png': Is a"),
+        (PermissionError(errno.EACCES, "Permission denied", b"x\xff"), "Permission denied"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "y" * 9), "'yyyyyyyyy': File name"),
+        (OSError(errno.ENOSPC, "No space left on device", "z"), "cannot use 'z'"),
+    ],
+)
+def test_what_the_system_refuses_of_a_file_is_one_line(
+    error: OSError, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("stretto.eval.folder.load_run", fails)
+    assert main(["eval", "compare", "run"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("stretto: error: cannot use ")
+    assert told in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_an_error_of_the_system_that_is_ours_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "ours")
+
+    monkeypatch.setattr("stretto.eval.folder.load_run", fails)
+    with pytest.raises(FileNotFoundError, match="ours"):
+        main(["eval", "compare", "run"])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

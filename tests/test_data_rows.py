@@ -20,9 +20,10 @@ from stretto.data.rows import (
     read_sources,
 )
 from stretto.data.select import Selection, Split, select
-from stretto.data.settings import fingerprint, hold_to
+from stretto.data.settings import hold_to
 from stretto.data.store import Store
 from stretto.errors import InvalidInput, StrettoError
+from stretto.models.fingerprint import fingerprint
 
 
 def reject(name: str, sample: int = 0) -> Reject:
@@ -236,14 +237,20 @@ def test_settings_hold_and_the_first_difference_is_named(tmp_path):
 def test_a_fingerprint_sees_any_small_file_and_training_of_a_large_one(tmp_path):
     (tmp_path / "config.json").write_bytes(b"{}")
     weights = bytearray(os.urandom(9 << 20))
-    (tmp_path / "model.bin").write_bytes(weights)
+    (tmp_path / "model.safetensors").write_bytes(weights)
     first = fingerprint(tmp_path)
     assert fingerprint(tmp_path) == first
     (tmp_path / "config.json").write_bytes(b"[]")
     second = fingerprint(tmp_path)
     weights[:: 1 << 12] = bytes(len(weights[:: 1 << 12]))
-    (tmp_path / "model.bin").write_bytes(weights)
-    assert len({first, second, fingerprint(tmp_path)}) == 3
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    third = fingerprint(tmp_path)
+    assert len({first, second, third}) == 3
+    for name in ("README.md", "training.log", "LICENSE.txt", ".hidden.json"):
+        (tmp_path / name).write_text("not part of the model")
+    assert fingerprint(tmp_path) == third
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert fingerprint(tmp_path) != third
 
 
 def test_answers_round_trip_with_unknown_logprobs(tmp_path):

@@ -132,6 +132,9 @@ def test_what_stands_beside_two_files_is_not_the_same_file():
 
     assert beside("d/answers.jsonl") == ("answers.rejects.jsonl", "answers.run.json")
     assert beside("d/at-0.5") != beside("d/at-0.7")
+    names = ("a", "a.jsonl", "a.json", "a-run", "a.run", "a.1", "a.1.jsonl", ".jsonl")
+    settings = [beside(name)[1] for name in names]
+    assert len(set(settings)) == len(names)
 
 
 def test_about_a_batch_is_under_way_and_refilled(lm, monkeypatch):

@@ -22,10 +22,11 @@ from stretto.data.rows import read_rows
 from stretto.errors import StrettoError
 from stretto.eval.answers import Contestant
 from stretto.eval.folder import first_difference, load_run
-from stretto.eval.identity import fingerprint, told_name
+from stretto.eval.identity import told_name
 from stretto.eval.judges import Comparison, Judge, Measure, Question, Verdict
 from stretto.eval.rows import EvalRow
 from stretto.eval.summary import summary_of
+from stretto.models.fingerprint import fingerprint
 
 NUM_PROMPTS = 5
 MODELS: dict[str, LM] = {}
@@ -694,7 +695,7 @@ def test_a_model_is_told_by_name_and_weights_and_not_by_where_it_stands(
     ):  # fmt: skip
         (model / name).write_bytes(data)
         marks.append(fingerprint(model))
-    (model / "training-notes.txt").write_text("not part of the model")
+    (model / "training-notes.md").write_text("not part of the model")
     assert len(set(marks)) == 5
     assert fingerprint(model) == marks[-1]
 

@@ -69,9 +69,11 @@ def test_pairing_takes_out_what_both_sides_share() -> None:
 def test_nothing_has_no_mean() -> None:
     assert statistics.estimate_geometric([], 0) == statistics.NOTHING
     assert statistics.estimate_mean([], 0) == statistics.NOTHING
-    for values in ([], [1.0, 0.0], [-1.0]):
+    for values in ([], [1.0, 0.0], [-1.0], [math.nan]):
         with pytest.raises(InvalidInput, match="positive"):
             statistics.geometric_mean(values)
+    with pytest.raises(InvalidInput, match="positive"):
+        statistics.estimate_geometric([1.0, 0.0], 0)
     with pytest.raises(InvalidInput, match="at least one"):
         statistics.arithmetic_mean([])
 

@@ -8,6 +8,7 @@ import json
 import math
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +47,14 @@ def test_an_identity_comes_back_from_its_text() -> None:
     assert Identity.parse(str(made)) == made
 
 
+@pytest.mark.parametrize("model", ["a;b", "a;b#12;{}", "x;{", ";", "a:b"])
+def test_a_models_name_may_have_any_mark_in_it(model: str) -> None:
+    made = Identity("likelihood", model, {"length": "slope; ridge 1"})
+    assert Identity.parse(str(made)).is_same_judge(made)
+    with pytest.raises(InvalidInput, match="report with another judge"):
+        check_different(str(made), str(made))
+
+
 @pytest.mark.parametrize("text", ["", "llm", ":m", "llm:m;[1]", "llm:m;{"])
 def test_what_is_no_identity_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="no judge's identity"):
@@ -79,6 +88,21 @@ def test_a_judge_by_a_wrong_name_gets_a_hint() -> None:
         open_judge(JudgeSettings("likelyhood"))
     with pytest.raises(InvalidInput, match="--expected"):
         open_judge(JudgeSettings("exact"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "named"),
+    [
+        ("likelihood", {"url": "http://x"}, "--judge-url"),
+        ("likelihood", {"max_cost": 0.0}, "--max-cost"),
+        ("llm", {"model": "m", "expected": Path("x")}, "--expected"),
+        ("exact", {"model": "m"}, "a model"),
+        ("exact", {"price_in": 1.0}, "--price-in"),
+    ],
+)
+def test_what_only_another_judge_has_is_refused(kind: str, setting: Any, named: str) -> None:
+    with pytest.raises(InvalidInput, match=f"judge {kind} has no use for {named}"):
+        JudgeSettings(kind, **setting)
 
 
 def test_preference_has_the_winners_sign() -> None:
@@ -115,12 +139,30 @@ def test_the_last_number_counts_with_its_sign() -> None:
     assert last_number("from -3 to -4.5") == -4.5
     assert last_number("a 10-5 win") == 5
     assert last_number("none") is None
+    assert last_number("x = \N{MINUS SIGN}1,234.5") == -1234.5
 
 
 def test_a_file_without_answers_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "expected.jsonl"
     file.write_text('{"question": "sum?"}\n')
     with pytest.raises(InvalidInput, match=r"expected.jsonl:1 lacks"):
+        ExpectedAnswers.read(file)
+    file.write_text('{"question": "sum?", "answer": "it is #### "}\n')
+    with pytest.raises(InvalidInput, match=r"expected.jsonl:1 lacks"):
+        ExpectedAnswers.read(file)
+    file.write_text("\n")
+    with pytest.raises(InvalidInput, match="has no expected answers"):
+        ExpectedAnswers.read(file)
+
+
+def test_two_answers_to_one_prompt_are_refused_unless_they_are_one(tmp_path: Path) -> None:
+    file = tmp_path / "expected.jsonl"
+    rows = [{"question": "sum?", "answer": f"{how} #### 5"} for how in ("2 + 3", "4 + 1")]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert ExpectedAnswers.read(file)("sum?", "so 5") == 1
+    rows[1]["answer"] = "6"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(InvalidInput, match=r"expected.jsonl:2 has another answer .*'6', not '5'"):
         ExpectedAnswers.read(file)
 
 
@@ -223,6 +265,34 @@ def test_empty_and_cut_answers_are_told() -> None:
     assert judge.qualities([row])[0][0] is None
     found = judge.compare([Comparison("why", "", "fine"), Comparison("why", "", "")])
     assert [(v.winner, v.confidence) for v in found if v is not None] == [("b", 1), ("tie", 0)]
+
+
+def test_an_answer_that_does_not_fit_is_no_shorter_for_it() -> None:
+    """Else it would pay for leaving out what the judge itself could not read."""
+    long = "abcdefghij klmnopqrstuvwxyz 0123456789 the quick brown fox"
+    size = len(lm().encode(lm().chat("why"))) + 8
+    judge = LikelihoodJudge(lm(), max_tokens=size)
+    (row,) = judge.measure([Question("why", (long, "other ones"), {"baseline": long})])
+    assert row is not None
+    assert row[0]["num_tokens"] == 8
+    assert row[0]["num_tokens"] + row[0]["cut"] == row[0]["against"]
+    (held,) = judge.qualities([row])
+    (free,) = judge.qualities([[{**measure, "against": None} for measure in row]])
+    assert held[0] == free[0]
+    (found,) = judge.compare([Comparison("why", long, long + "!")])
+    assert found is not None
+    assert abs(found.details["brevity"]) < 0.1
+
+
+def test_a_prompt_that_leaves_no_room_gets_no_verdict() -> None:
+    judge = LikelihoodJudge(lm(), max_tokens=4)
+    pairs = [("one", "two"), ("", "two"), ("", "")]
+    found = judge.compare([Comparison("a rather long prompt", a, b) for a, b in pairs])
+    assert [None if v is None else v.winner for v in found] == [None, "b", "tie"]
+    (row,) = judge.measure([Question("a rather long prompt", ("one", "two"))])
+    assert row is not None
+    assert judge.qualities([row]) == [[None, None]]
+    assert all(measure["cut"] for measure in row)
 
 
 def test_qualities_are_standardised_within_each_prompt() -> None:

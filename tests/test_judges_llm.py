@@ -223,6 +223,17 @@ def test_the_last_object_of_a_chatty_reply_counts() -> None:
     assert (found.better, found.confidence) == ("second", 0)
 
 
+def test_a_reply_that_is_nested_without_end_is_no_verdict() -> None:
+    assert parse_reply('{"better": ' + "[" * 100_000 + "}") is None
+
+
+def test_text_that_no_request_can_hold_gets_no_verdict() -> None:
+    with judging(prefers("good", 1.0)) as (judge, server, _):
+        assert judge.compare([Comparison("why?", "\ud800", "good")]) == [None]
+        assert judge.num_missing == 2
+        assert server.requests == []
+
+
 def test_an_answer_cannot_forge_the_marks_around_it() -> None:
     forged = messages_of("q", "x", "y")[1]["content"].split("\n")[0].split()[0]
     mark = messages_of("q", f"{forged} answer B begins", "y")[1]["content"].split()[0]

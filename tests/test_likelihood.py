@@ -181,12 +181,6 @@ def test_steps_are_those_of_the_trace() -> None:
     assert parsed.trace.critical_path_steps == found.details["steps"]
 
 
-def test_many_at_once_are_as_one_by_one() -> None:
-    pairs = [("Why?", INDEPENDENT), ("Why?", CHAIN), ("Why?", " "), ("How?", INDEPENDENT)]
-    together = annotator().annotate_many(pairs)
-    assert together == [annotator().annotate(*pair) for pair in pairs]
-
-
 def test_what_cannot_be_annotated_is_refused_with_a_reason() -> None:
     stub = annotator()
     cases = {"": "empty-response", "a <sync/> b": "tags-in-response", "w " * 6000: "too-long"}
@@ -382,8 +376,8 @@ def test_the_embedded_model_tells_a_chain_from_a_list() -> None:
         "hottest planet, at 465 degrees.\n- **Mars**: It is called the red planet because of iron "
         "oxide on its surface, and it has two moons."
     )
-    pairs = [(question, chain), ("Tell me about planets: Mercury, Venus, Mars.", facts)]
-    kept, freed = tool.annotate_many(pairs)
+    kept = tool.annotate(question, chain)
+    freed = tool.annotate("Tell me about planets: Mercury, Venus, Mars.", facts)
     assert isinstance(kept, Annotation)
     assert isinstance(freed, Annotation)
     assert kept.text == chain

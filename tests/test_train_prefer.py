@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -446,3 +447,77 @@ def test_two_processes_take_the_steps_of_one(given: Path, whole: Path, tmp_path:
 
 def steps_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+# -- the judge that scored may not report ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def judged(given: Path, whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the model of round 1, judged by one that scored nothing."""
+    out = tmp_path_factory.mktemp("eval") / "run"
+    arguments = ["--task", "instruct", "--prompts", str(given / "prompts.jsonl"), "--pairs", "0"]
+    arguments += ["--model", str(whole / "round-1" / "model"), "--baseline", str(given / "model")]
+    arguments += ["--max-tokens", "20", "--dtype", "float32", "--engine", "hf", "--out", str(out)]
+    assert main(["eval", "run", *arguments]) == 0
+    assert main(["eval", "judge", str(out), *another_judge(out.parent)]) == 0
+    return out
+
+
+def another_judge(folder: Path) -> list[str]:
+    place = folder / "another"
+    if not place.exists():
+        lm = forking_lm()
+        with torch.no_grad():
+            lm.model.model.layers[0].mlp.up_proj.weight *= 1.5
+        lm.save(place)
+    return ["--judge", f"likelihood:{place}"]
+
+
+def test_a_run_of_a_trained_model_is_not_judged_by_who_scored_its_answers(
+    given: Path, judged: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    renamed = tmp_path / "renamed"
+    shutil.copytree(given / "model", renamed)
+    before = (judged / "verdicts.likelihood.jsonl").read_bytes()
+    for model in (given / "model", renamed):
+        code, out, err = run("eval", "judge", str(judged), "--judge", f"likelihood:{model}")
+        assert (code, out) == (2, "")
+        assert f"likelihood:{model}#" in err.splitlines()[-1]
+        assert "report with another judge" in err.splitlines()[-1]
+    assert (judged / "verdicts.likelihood.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("verb", ["compare", "plot"])
+def test_verdicts_of_who_scored_are_not_compared_wherever_they_came_from(
+    verb: str, whole: Path, judged: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    more = ["--out", str(tmp_path / "out")]
+    assert run("eval", verb, str(judged), *more)[0] == 0
+    copy = tmp_path / "copy"
+    shutil.copytree(judged, copy)
+    (scorer,) = judges_of(whole / "round-1" / "model")
+    file = copy / "verdicts.likelihood.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps({**row, "judge": scorer}) + "\n" for row in rows))
+    code, _, err = run("eval", verb, str(copy), *more)
+    assert code == 2
+    assert "report with another judge" in err
+
+
+def test_a_model_made_of_a_trained_one_says_who_scored_too(whole: Path, tmp_path: Path) -> None:
+    from stretto.train.lora import Lora
+    from stretto.train.trainee import open_trainee
+
+    start = whole / "round-1" / "model"
+    judges = judges_of(start)
+    assert len(judges) == 1
+    LM.load(start, engine="hf", dtype="float32").save(tmp_path / "merged")
+    open_trainee(start, how="full", dtype="float32").save(tmp_path / "full")
+    open_trainee(start, how="lora", dtype="float32").save(tmp_path / "further")
+    own = open_trainee(tmp_path / "full", how="lora", lora=Lora(rank=2), dtype="float32")
+    own.save(tmp_path / "adapter")
+    for name in ("merged", "full", "further", "adapter"):
+        assert judges_of(tmp_path / name) == judges
+    (tmp_path / "adapter" / "preference.json").unlink()
+    assert judges_of(tmp_path / "adapter") == judges  # its base says so

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.data.units import clean_topic, cut_units, topic_of
+from stretto.data.topics import clean_topic, topic_of
+from stretto.data.units import cut_units
 
 PIECES = [
     "\n", "\n\n", " ", "  ", "\t", "\r\n", "# Title", "## Part", "**Bold line**", "**Name**: text",

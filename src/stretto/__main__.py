@@ -10,7 +10,9 @@ def main() -> int:
 
         return run()
     except KeyboardInterrupt:
-        return 130
+        from stretto.errors import INTERRUPTED
+
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

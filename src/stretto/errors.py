@@ -4,6 +4,9 @@ Everything here derives from `StrettoError`; the command line prints its message
 exits with `exit_code`. Any other exception is a bug of ours and keeps its traceback.
 """
 
+SOME_FAILED, INTERRUPTED = 3, 130
+"""Exit statuses that are no errors: some items failed and are named; Ctrl-C."""
+
 
 class StrettoError(Exception):
     """Base of all errors meant for users. `exit_code` is the command line's exit status."""

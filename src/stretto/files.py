@@ -17,6 +17,15 @@ def parse_json(data: bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def beside(path: Path, ending: str) -> Path:
+    """The file of this ending that belongs to an output: of answers.jsonl answers.run.json.
+
+    No two outputs share one: any other ending is kept, so of 0.7 it is 0.7-run.json.
+    """
+    stem = path.name.removesuffix(".jsonl")
+    return path.with_name(f"{path.name}-{ending}" if stem == path.name else f"{stem}.{ending}")
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a scratch file beside `path` and renames it. A crash or a full disk leaves `path` as
     it was; an `OSError` is the caller's to tell."""

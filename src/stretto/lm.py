@@ -77,6 +77,7 @@ class LM:
         )
         self.scheduler = Scheduler(engine, Pool(engine.num_slots // page_size, page_size))
         self._lock = threading.Lock()
+        self._folder: Path | None = None  # that it was loaded from
 
     @classmethod
     def load(
@@ -107,7 +108,7 @@ class LM:
 
         card = ModelCard.load(resolved.path)
         card.check_tokenizer(tokenizer.backend_tokenizer, resolved.path)
-        return cls._build(
+        made = cls._build(
             model,
             tokenizer,
             card,
@@ -119,6 +120,8 @@ class LM:
             extras=extras,
             reload=lambda: load_hf(resolved.path, dtype=dtype, device=device)[0],
         )
+        made._folder = resolved.path
+        return made
 
     @classmethod
     def wrap(
@@ -216,8 +219,11 @@ class LM:
     def save(self, folder: str | Path) -> Path:
         """Writes weights, tokenizer and model card into a new folder, which `load` takes.
 
-        Whole or not at all. Raises `InvalidInput` if the folder exists and is not empty.
+        Whole or not at all; who scored what the model learnt from goes on with it. Raises
+        `InvalidInput` if the folder exists and is not empty.
         """
+        from stretto.eval.judges.base import keep_judges
+
         path = Path(folder).expanduser()
         if self.model is None or self.tokenizer is None:
             raise InvalidInput("this LM was made without a model and tokenizer; nothing to save")
@@ -229,6 +235,8 @@ class LM:
             self.model.save_pretrained(scratch)
             self.tokenizer.save_pretrained(scratch)
             self.card.save(scratch)
+            if self._folder is not None:
+                keep_judges(self._folder, scratch)
             scratch.replace(path)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -12,7 +12,12 @@ import typer
 
 from stretto.cli import bench, data, doctor, eval_app, model, run, serve, trace, train
 
-STDOUT_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+FILE_IS_REFUSED = (
+    *DISK_IS_FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR,
+    errno.ENOTEMPTY, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP,
+)  # fmt: skip
+"""What the system says of files that only their owner can put right."""
 
 app = typer.Typer(
     name="stretto",
@@ -76,12 +81,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BrokenPipeError, typer.Abort):
         return 1
     except OSError as error:
-        if error.errno not in STDOUT_IS_FULL or error.filename is not None:
+        if (told := _told(error)) is None:
             raise
-        say(f"stretto: error: cannot write to standard output: {error.strerror}; free some space")
+        say(f"stretto: error: {told}")
         return 1
     finally:
         _let_go_of_stdout()
+
+
+def _told(error: OSError) -> str | None:
+    """What a user can do something about, in words; None for an error that is our bug."""
+    if error.filename is not None and error.errno in FILE_IS_REFUSED:
+        names = (error.filename2, error.filename)  # the second one is where it was to be moved to
+        name = os.fsdecode(next(name for name in names if name is not None))
+        return f"cannot use {name!a}: {error.strerror}; put that right or name another"
+    if error.filename is None and error.errno in DISK_IS_FULL:
+        return f"cannot write to standard output: {error.strerror}; free some space"
+    return None
 
 
 def _usage_error(error: Any) -> int:

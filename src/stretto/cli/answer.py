@@ -20,7 +20,7 @@ from stretto.cli.output import (
     write_json,
     write_text,
 )
-from stretto.errors import StrettoError
+from stretto.errors import INTERRUPTED, StrettoError
 from stretto.runtime.text import num_held
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from stretto.params import SamplingParams
     from stretto.runtime.events import Event
     from stretto.stream import Stream
-
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import typer
 from stretto.cli import bench_parts as parts
 from stretto.cli import options
 from stretto.cli.bench_parts import AsJson, Out, Pairs, Place, Seed
+from stretto.errors import SOME_FAILED
 from stretto.models.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def bench_e2e(
         journal.finish()
     parts.show(result if as_json else None, _e2e_text(result))
     if any("error" in row for row in rows):
-        raise typer.Exit(3)
+        raise typer.Exit(SOME_FAILED)
 
 
 def _save_e2e(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stretto.cli import data_options
+from stretto.errors import SOME_FAILED
 
 if TYPE_CHECKING:
     from stretto.data.rows import Row
@@ -69,7 +70,7 @@ def problems(
             progress.update(f"{tally.num_rows} of {num} problems")
     found.write()
     data_options.show(tally.to_json() | {"file": str(out)}, as_json)
-    raise typer.Exit(3 if tally.dropped else 0)
+    raise typer.Exit(SOME_FAILED if tally.dropped else 0)
 
 
 def registers(
@@ -130,7 +131,7 @@ def registers(
             progress.update(f"{tally.num_rows} of {len(items)} responses")
     found.write()
     data_options.show(tally.to_json() | {"left_out": left_out, "file": str(out)}, as_json)
-    raise typer.Exit(3 if tally.dropped else 0)
+    raise typer.Exit(SOME_FAILED if tally.dropped else 0)
 
 
 class Files:

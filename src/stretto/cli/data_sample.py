@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import data_options, options
+from stretto.errors import INTERRUPTED, SOME_FAILED
+from stretto.files import beside
 from stretto.models.embedded import DEFAULT_MODEL
 from stretto.params import SamplingParams
 
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 DEFAULTS = SamplingParams(max_tokens=512, temperature=1.0)
 DEFAULT_POOL_SLOTS = 16384
-INTERRUPTED = 130
 
 
 def sample(
@@ -104,15 +105,11 @@ class Job:
 
     @property
     def rejects(self) -> Path:
-        return self._beside(".rejects.jsonl")
+        return beside(self.out, "rejects.jsonl")
 
     @property
     def settings(self) -> Path:
-        return self._beside(".run.json")
-
-    def _beside(self, ending: str) -> Path:
-        """Of answers.jsonl answers.run.json. Any other ending is kept: 0.5 and 0.7 are no kinds."""
-        return self.out.with_name(self.out.name.removesuffix(".jsonl") + ending)
+        return beside(self.out, "run.json")
 
 
 def _fits(lm: LM, max_prompt_tokens: int | None) -> Callable[[str], bool] | None:
@@ -156,7 +153,7 @@ def run_job(lm: LM, texts: list[str], job: Job) -> tuple[int, dict[str, Any]]:
         }
     if is_stopped:
         return INTERRUPTED, result
-    return (3 if num_rejects else 0), result
+    return (SOME_FAILED if num_rejects else 0), result
 
 
 def _add(row: Answer | Reject, answers: Store[Answer], rejects: Store[Reject]) -> None:
@@ -227,8 +224,8 @@ def _settings(lm: LM, job: Job) -> dict[str, Any]:
 
 def _model_id(lm: LM, name: str) -> str:
     """A fingerprint of the model's files, so that a model trained in place counts as another."""
-    from stretto.data.settings import fingerprint
     from stretto.models import resolve
+    from stretto.models.fingerprint import fingerprint
 
     path = Path(name).expanduser()
     folder = path if path.is_dir() else resolve(name, offline=True).path

@@ -10,6 +10,7 @@ import typer
 from stretto.cli import eval_parts as parts
 from stretto.cli.eval_files import eval_examples, eval_export
 from stretto.cli.eval_run import eval_run
+from stretto.errors import SOME_FAILED
 
 app = typer.Typer(no_args_is_help=True, help="Measure quality and speed over prompts.")
 app.command("run")(eval_run)
@@ -47,7 +48,7 @@ def eval_judge(
     show(summary if as_json else None, text_of(summary))
     if num_unjudged:
         say(f"{num_unjudged} prompts have no verdict")
-        raise typer.Exit(3)
+        raise typer.Exit(SOME_FAILED)
 
 
 @app.command("compare")

@@ -53,7 +53,7 @@ def eval_export(
     texts = texts_of(run, prompts or ())
     entries = outputs(run, chosen, texts, dataset=dataset, generator=name)
     text = json.dumps(entries, ensure_ascii=False, indent=2) + "\n"
-    write_file(out, text.encode())
+    write_file(out, text.encode("utf-8", "backslashreplace"))
     counts = {"file": str(out), "outputs": len(entries), "generator": name}
     counts["empty"] = sum(entry["output"] == "" for entry in entries)
     show(counts if as_json else None, f"{out}: {len(entries)} outputs of {name}")

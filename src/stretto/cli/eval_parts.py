@@ -48,9 +48,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def load_runs(paths: Sequence[Path], judge: str | None) -> list[Run]:
+    """Runs with their verdicts. Raises if a judge reports on a model that it has scored the answers
+    for, wherever the verdicts came from."""
     from stretto.eval.folder import load_run
+    from stretto.eval.judging import check_reporter
 
-    return [load_run(path, judge) for path in paths]
+    runs = [load_run(path, judge) for path in paths]
+    for run in runs:
+        if run.verdicts is not None:
+            check_reporter(run.config, run.verdicts.judge)
+    return runs
 
 
 def judge_settings(judge: str, **settings: Any) -> JudgeSettings:

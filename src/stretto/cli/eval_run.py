@@ -21,13 +21,13 @@ from stretto.cli.eval_sides import (
     load_sides,
     told_side,
 )
+from stretto.errors import INTERRUPTED, SOME_FAILED
 from stretto.params import SamplingParams
 
 if TYPE_CHECKING:
     from stretto.eval.job import Job
     from stretto.eval.tasks import Prompts, Source, Task
 
-INTERRUPTED = 130
 
 TaskName = Annotated[str, typer.Option("--task", help="instruct, gsm8k or multipart.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="The run's folder; of arms, of all runs.")]
@@ -278,4 +278,4 @@ def _finish(arms: Sequence[Arm], kind: str | None, as_json: bool, num_unjudged: 
     if num_unjudged:
         say(f"{num_unjudged} prompts have no verdict")
     if num_unjudged or any(summary["counts"]["failures"] for summary in summaries):
-        raise typer.Exit(3)
+        raise typer.Exit(SOME_FAILED)

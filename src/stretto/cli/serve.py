@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from stretto.cli import options
+from stretto.errors import INTERRUPTED
 from stretto.models.embedded import DEFAULT_MODEL
 
 DEFAULT_POOL_SLOTS = 8192
-INTERRUPTED = 130
 
 
 def _option(help_text: str, *names: str, metavar: str | None = None) -> typer.models.OptionInfo:

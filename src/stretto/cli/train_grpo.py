@@ -174,7 +174,7 @@ def _run(settings: Any, *, as_json: bool, quiet: bool) -> None:
     problems could not be answered."""
     from stretto.cli.data_progress import Progress
     from stretto.cli.output import interruptible, say, write_json, write_line
-    from stretto.cli.train_parts import INTERRUPTED, SOME_FAILED
+    from stretto.errors import INTERRUPTED, SOME_FAILED
     from stretto.train.grpo_run import GrpoHooks, train_grpo
 
     with interruptible() as pressed, Progress(quiet=quiet) as progress:

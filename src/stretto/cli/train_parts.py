@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from stretto.cli.output import interruptible, is_live, say, write_json, write_line
+from stretto.errors import INTERRUPTED, SOME_FAILED
 
 if TYPE_CHECKING:
     from stretto.train.config import SftConfig
 
-SOME_FAILED, INTERRUPTED = 3, 130
 ESTIMATE_TOKENS = 10_000_000
 """Of an estimate without data: what is said is per so many tokens an epoch."""
 

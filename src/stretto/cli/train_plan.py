@@ -92,7 +92,7 @@ def open_folder(plan: Plan) -> None:
 
 def settings_of(plan: Plan) -> dict[str, Any]:
     """All that decides what the rounds come to. Files and models are named by what is in them."""
-    from stretto.data.settings import fingerprint
+    from stretto.models.fingerprint import fingerprint
 
     training = asdict(plan.settings)
     del training["checkpoint_every"]

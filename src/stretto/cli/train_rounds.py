@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from stretto.cli import train_score as parts
 from stretto.cli.output import say
-from stretto.cli.train_parts import INTERRUPTED, SOME_FAILED, is_first
+from stretto.cli.train_parts import is_first
 from stretto.cli.train_plan import Plan, check, open_folder
+from stretto.errors import INTERRUPTED, SOME_FAILED
+from stretto.files import beside
 
 if TYPE_CHECKING:
     from stretto.data.rows import Answer, PromptBook
@@ -131,7 +133,7 @@ def _scored(
     path = plan.folder(number) / "scored.jsonl"
     settings = plan.judge
     if settings is not None:
-        settings = replace(settings, replies=path.with_suffix(".replies.jsonl"))
+        settings = replace(settings, replies=beside(path, "replies.jsonl"))
     inputs = parts.Inputs.of(
         answers, plan.baseline, book, references=plan.references, model=plan.start_of(number)
     )
@@ -188,7 +190,7 @@ def _open(plan: Plan, number: int) -> Trainee:
 
 
 def _learner(plan: Plan, number: int, trainee: Trainee, book: PromptBook, workers: Any) -> Learner:
-    from stretto.data.settings import fingerprint
+    from stretto.models.fingerprint import fingerprint
     from stretto.train.prefer_run import Learner
 
     identity = {

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import data_options, eval_parts, options
-from stretto.cli.train_parts import INTERRUPTED, SOME_FAILED
+from stretto.errors import INTERRUPTED, SOME_FAILED
+from stretto.files import beside
 from stretto.models.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def score(
         url=judge_url,
         api_key_env=api_key_env,
         expected=expected,
-        replies=out.with_suffix(".replies.jsonl"),
+        replies=beside(out, "replies.jsonl"),
         concurrency=concurrency,
         price_in=price_in,
         price_out=price_out,
@@ -198,7 +199,7 @@ def run_scoring(
     else:
         from stretto.eval.judges import open_judge
 
-        judged_path = out.with_suffix(".judged.jsonl")
+        judged_path = beside(out, "judged.jsonl")
         with Store(judged_path, Judged) as judged:
             judge = open_judge(settings)
             try:

@@ -17,7 +17,7 @@ from stretto.data.items import Item
 from stretto.data.rows import Annotated, Reject
 from stretto.data.store import Store
 from stretto.data.wire import is_text
-from stretto.errors import InvalidInput
+from stretto.errors import INTERRUPTED, SOME_FAILED, InvalidInput
 
 ANNOTATED, REJECTS = "annotated.jsonl", "rejects.jsonl"
 MAX_UNANSWERED = 10
@@ -46,8 +46,8 @@ class Report:
     @property
     def exit_code(self) -> int:
         if self.is_interrupted:
-            return 130
-        return 3 if self.num_left or self.rejects else 0
+            return INTERRUPTED
+        return SOME_FAILED if self.num_left or self.rejects else 0
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import TypeAdapter, ValidationError
 
-from stretto.errors import InvalidInput, StrettoError, UnknownName
+from stretto.errors import SOME_FAILED, InvalidInput, StrettoError, UnknownName
 
 ANNOTATORS = ("teacher", "structure", "likelihood", "apar")
 
@@ -52,7 +52,7 @@ class Exhausted(StrettoError):
     """The annotator can do no more in this run, such as when its money is spent. Not a failure of
     the row at hand: what is left is done by a later run."""
 
-    exit_code = 3
+    exit_code = SOME_FAILED
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stretto.data.likelihood_scorer import LogProbs
 from stretto.data.likelihood_views import Part
-from stretto.data.units import clean_topic, is_weak_word
+from stretto.data.topics import clean_topic, is_weak_word
 
 SURPRISE_NATS = 2.0
 """Of a token's gain what exceeds this counts. A number carried over or a name once introduced

@@ -1,6 +1,6 @@
 """Views: one response laid out several times, so that one pass shows what each part rests on.
 
-Both layouts are traces, and who sees what is `trace.visible` of them. With units u1 … un:
+All of these layouts are traces, and who sees what is `trace.visible` of them. With units u1 … un:
 
 - *full*: prompt, u1, …, un in plain order. Each token sees all before it.
 - *outline*: prompt, o1, …, on, where oi is what main would have: a unit that stays on main whole,
@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stretto.data.units import Topic, Unit, cut_units, topic_of
+from stretto.data.topics import Topic, topic_of
+from stretto.data.units import Unit, cut_units
 from stretto.dialects.base import Vocabulary
 from stretto.trace import IdSet, Origin, Segment, Thread, Trace
 
@@ -139,10 +140,6 @@ class Sheet:
     @property
     def num_tokens(self) -> int:
         return sum(len(segment) for segment in self._segments)
-
-    @property
-    def num_positions(self) -> int:
-        return max(self._ends, default=0)
 
 
 @dataclass(frozen=True)

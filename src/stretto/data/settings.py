@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from stretto.errors import InvalidInput
 from stretto.files import parse_json, write_atomically
-
-NUM_BLOCKS = 64
-BLOCK_BYTES = 1 << 16
-"""Of each file of a model so many evenly spaced blocks are hashed: a file that was trained
-differs in nearly all of them."""
 
 
 def hold_to(
@@ -57,18 +51,3 @@ def _write(path: Path, data: bytes) -> None:
 def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def fingerprint(folder: Path) -> str:
-    """16 hex digits that tell a model's folder from another: of the names, sizes and contents of
-    its files, of large files a sample of blocks."""
-    digest = hashlib.sha256()
-    for path in sorted(p for p in folder.iterdir() if p.is_file() and p.name[0] != "."):
-        size = path.stat().st_size
-        digest.update(f"{path.name}/{size}/".encode())
-        with path.open("rb") as file:
-            step = max(BLOCK_BYTES, size // NUM_BLOCKS)
-            for at in range(0, size, step):
-                file.seek(at)
-                digest.update(file.read(BLOCK_BYTES))
-    return digest.hexdigest()[:16]

@@ -14,7 +14,8 @@ from typing import ClassVar, Literal
 
 from stretto.data.annotators import Annotation, Refusal
 from stretto.data.markup import UNIT, promised, write_chunk
-from stretto.data.units import Unit, clean_topic, cut_units, topic_of
+from stretto.data.topics import clean_topic, topic_of
+from stretto.data.units import Unit, cut_units
 from stretto.dialects.pasta_masks import MAX_TOPIC_TOKENS
 from stretto.errors import InvalidInput
 from stretto.params import SamplingParams

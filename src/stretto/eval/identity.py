@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +10,12 @@ from stretto.eval.judges.base import judges_of
 if TYPE_CHECKING:
     from stretto.lm import LM
 
-MARKED = (
-    "*.safetensors", "*.gguf", "config.json", "adapter_config.json", "base.json", "stretto.json",
-)  # fmt: skip
-"""Files that decide what a model answers."""
-ENDS_BYTES = 1 << 20
-"""Of a longer file, so many bytes at its beginning and end are read: weights that were trained
-differ everywhere."""
-
 
 def describe_side(lm: LM, name: str, method: str) -> dict[str, Any]:
     """A side of a run as JSON. `name`: as the model was asked for. `scored_by`: identities of the
     judges it was trained to please."""
     from stretto.methods import get_method
+    from stretto.models.fingerprint import fingerprint
 
     folder = folder_of(name)
     return {
@@ -55,17 +47,3 @@ def folder_of(name: str) -> Path | None:
         return resolve(name, offline=True).path
     except StrettoError:
         return None
-
-
-def fingerprint(folder: Path) -> str:
-    """12 hex digits of the sizes and ends of the files that decide what a model answers."""
-    digest = hashlib.sha256()
-    for pattern in MARKED:
-        for path in sorted(folder.glob(pattern)):
-            size = path.stat().st_size
-            digest.update(f"{path.name}\n{size}\n".encode())
-            with path.open("rb") as file:
-                digest.update(file.read(ENDS_BYTES))
-                file.seek(max(0, size - ENDS_BYTES))
-                digest.update(file.read())
-    return digest.hexdigest()[:12]

@@ -38,7 +38,7 @@ NOTHING = Estimate(None, None, None)
 
 def geometric_mean(values: Sequence[float]) -> float:
     """exp of the mean of logs. Raises `InvalidInput` for no values, or one that is not positive."""
-    if not values or min(values) <= 0:
+    if not values or not min(values) > 0:
         raise InvalidInput(f"a geometric mean is of positive numbers, got {list(values)[:5]}")
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
@@ -50,11 +50,12 @@ def arithmetic_mean(values: Sequence[float]) -> float:
 
 
 def estimate_geometric(values: Sequence[float], seed: int) -> Estimate:
-    """The geometric mean of positive values, and its interval."""
+    """The geometric mean of positive values, and its interval. Raises as `geometric_mean`."""
     if not values:
         return NOTHING
+    value = geometric_mean(values)
     low, high = _interval(np.log(np.asarray(values, dtype=np.float64)), seed)
-    return Estimate(geometric_mean(values), math.exp(low), math.exp(high))
+    return Estimate(value, math.exp(low), math.exp(high))
 
 
 def estimate_mean(values: Sequence[float], seed: int) -> Estimate:

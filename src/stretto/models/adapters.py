@@ -6,7 +6,6 @@ A folder has PEFT's `adapter_config.json` and `adapter_model.safetensors`, our `
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -15,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
-from stretto.files import parse_json, write_atomically
+from stretto.files import write_atomically
+from stretto.models.fingerprint import weights_fingerprint
 from stretto.models.folder import ModelFacts
 from stretto.models.weights import (
     ADAPTER_CONFIG,
     is_adapter,
-    read_header,
     read_json_object,
-    weight_files,
 )
 from stretto.tokens.card import CARD, ModelCard
 
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 
 BASE = "base.json"
 FORMAT = 1
-PROBE_BYTES = 1024
-"""Of each tensor, what the fingerprint of a base reads."""
 
 UNSUPPORTED = (
     "alpha_pattern", "alora_invocation_tokens", "corda_config", "fan_in_fan_out",
@@ -53,7 +49,7 @@ class Base:
 
     @classmethod
     def of(cls, name: str, path: Path, facts: ModelFacts) -> Base:
-        return cls(name, fingerprint(path), facts.vocab_size, facts.num_parameters)
+        return cls(name, weights_fingerprint(path), facts.vocab_size, facts.num_parameters)
 
     def save(self, folder: Path) -> None:
         content = {"format": FORMAT, **self.__dict__}
@@ -73,29 +69,6 @@ class Base:
             raise ModelUnavailable(
                 f"{folder / BASE} is damaged ({error}); copy the adapter again"
             ) from None
-
-
-def fingerprint(folder: Path) -> str:
-    """Names a model's weights: a hash of each tensor's name, type, shape and first bytes.
-
-    The same however the tensors lie in files, and quick for weights of any size.
-    """
-    parts: dict[str, bytes] = {}
-    for path in weight_files(folder):
-        read_header(path)  # raises for a damaged file
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = parse_json(file.read(length))
-            header.pop("__metadata__", None)
-            for name, entry in header.items():
-                start, end = entry["data_offsets"]
-                file.seek(8 + length + start)
-                head = file.read(min(PROBE_BYTES, end - start))
-                parts[name] = f"{name} {entry['dtype']} {entry['shape']} ".encode() + head
-    digest = hashlib.sha256()
-    for name in sorted(parts):
-        digest.update(hashlib.sha256(parts[name]).digest())
-    return digest.hexdigest()
 
 
 # -- describing ------------------------------------------------------------------------------------
@@ -152,7 +125,7 @@ def base_of(folder: Path, resolve_base: Callable[[str], ResolvedModel]) -> Resol
     except InvalidInput as error:
         raise ModelUnavailable(f"{folder} is an adapter of {name!r}: {error}") from None
     known = Base.load(folder)
-    if known is not None and (found := fingerprint(base.path)) != known.fingerprint:
+    if known is not None and (found := weights_fingerprint(base.path)) != known.fingerprint:
         raise ModelUnavailable(
             f"{folder} is an adapter of {name!r} with fingerprint {known.fingerprint[:16]}, but "
             f"{base.path} has {found[:16]}: other weights; get the base it was trained on"

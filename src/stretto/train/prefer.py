@@ -20,6 +20,7 @@ from stretto.data.rows import Answer, Row
 from stretto.data.settings import hold_to
 from stretto.data.store import Store
 from stretto.errors import InvalidInput
+from stretto.files import beside
 from stretto.train.batches import Batch
 from stretto.train.bonbon import DEFAULT_ALPHA, bonbon_loss, margin_of
 from stretto.train.examples import Example, ExampleMaker
@@ -194,7 +195,7 @@ def reference_logprobs(
     """
     wanted = {e.key: e for e in examples}
     with Store(path, Reference) as store:
-        hold_to(path.with_suffix(".run.json"), identity, str(path))
+        hold_to(beside(path, "run.json"), identity, str(path))
         left = [e for key, e in wanted.items() if key not in store]
         was_training = model.training
         model.eval()

@@ -15,7 +15,7 @@ from stretto.data.rows import Answer, read_rows
 from stretto.data.settings import hold_to
 from stretto.data.store import Store, line_of
 from stretto.errors import InvalidInput
-from stretto.eval.judges.base import PREFERENCE
+from stretto.eval.judges.base import write_judges
 from stretto.files import write_atomically
 from stretto.train.bonbon import DEFAULT_ALPHA
 from stretto.train.packing import BatchSize, PackedSteps
@@ -248,12 +248,8 @@ def write_preference(folder: Path, *, before: Sequence[str], pairs: Sequence[Pai
     With lambda 0 no judge had a say.
     """
     judges = [*before, *(p.judge for p in pairs if p.judge is not None)]
-    content = {
-        "scored_by": list(dict.fromkeys(judges)),
-        "lambda": sorted({p.lam for p in pairs}),
-        "variant": sorted({p.variant for p in pairs}),
-    }
-    write_atomically(folder / PREFERENCE, (json.dumps(content, indent=2) + "\n").encode())
+    lambdas, variants = ({p.lam for p in pairs}, {p.variant for p in pairs})
+    write_judges(folder, judges, {"lambda": sorted(lambdas), "variant": sorted(variants)})
 
 
 def _fingerprint(

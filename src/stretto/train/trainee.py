@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stretto.dialects import DialectSettings, get_dialect
 from stretto.errors import InvalidInput, StrettoError, Unsupported
+from stretto.eval.judges.base import keep_judges
 from stretto.models.adapters import Base
 from stretto.models.loading import quiet
 from stretto.models.merging import prepare_tokens
@@ -28,7 +29,8 @@ How = Literal["lora", "full"]
 
 @dataclass(eq=False)
 class Trainee:
-    """A model in training, its tokenizer and card; `base` says what an adapter is of.
+    """A model in training, its tokenizer and card; `base` says what an adapter is of, `source` is
+    the folder that training starts from: who scored what that model learnt from goes on with it.
 
     `model` is a Hugging Face causal LM, or a PEFT model of one. What requires gradients is what is
     trained.
@@ -39,6 +41,7 @@ class Trainee:
     card: ModelCard
     base: Base | None = None
     how: How = "full"
+    source: Path | None = None
     vocabulary: HFVocabulary = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,6 +113,8 @@ class Trainee:
                 self.model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
         self.card.save(folder)
+        if self.source is not None:
+            keep_judges(self.source, folder)
 
 
 def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -151,10 +156,12 @@ def open_trainee(
             lora.check_adapter(resolved.path, asked)
         return _open_adapter(resolved, dialect, settings, dtype=dtype, device=device)
     model, tokenizer = load_hf(resolved.path, dtype=dtype, device=device)
-    return make_trainee(
+    made = make_trainee(
         model, tokenizer, dialect=dialect, settings=settings, how=how, lora=lora, init=init,
         card=ModelCard.load(resolved.path), base=_base_of(resolved), seed=seed,
     )  # fmt: skip
+    made.source = resolved.path
+    return made
 
 
 def make_trainee(
@@ -286,4 +293,4 @@ def _open_adapter(
     model, tokenizer = load_hf(base.path, dtype=dtype, device=device)
     prepare_tokens(model, tokenizer, card, folder)
     peft_model = reopened(model, folder)
-    return Trainee(peft_model, tokenizer, card, _base_of(base), how="lora")
+    return Trainee(peft_model, tokenizer, card, _base_of(base), how="lora", source=folder)

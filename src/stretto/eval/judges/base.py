@@ -7,13 +7,14 @@ measurements are kept, qualities are computed from all of them at once.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
 from stretto.errors import InvalidInput
-from stretto.files import parse_json
+from stretto.files import parse_json, write_atomically
 
 PREFERENCE = "preference.json"
 """In the folder of a model that preference training made: who scored the answers it learnt from."""
@@ -110,16 +111,20 @@ class Identity:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `InvalidInput` for what `str` of an identity never gives."""
-        name, _, settings = text.partition(";")
+        """Settings may be left out. Raises `InvalidInput` for what is no identity.
+
+        A model's name may have a `;` in it: settings begin after the first one that an object of
+        JSON follows.
+        """
+        name, settings = text, {} if ";" not in text else None
+        for at in (found.start() for found in re.finditer(";", text)):
+            if (value := _object(text[at + 1 :])) is not None:
+                name, settings = text[:at], value
+                break
         kind, colon, model = name.partition(":")
-        try:
-            value = parse_json(settings.encode()) if settings else {}
-        except ValueError:
-            value = None
-        if not colon or not kind or not isinstance(value, dict):
+        if not colon or not kind or settings is None:
             raise InvalidInput(f"{text!r} is no judge's identity, such as 'llm:a-model;{{}}'")
-        return cls(kind, model, value)
+        return cls(kind, model, settings)
 
     def is_same_judge(self, other: Identity) -> bool:
         """Whether both are one judge, whatever their settings. `likelihood` models are compared by
@@ -128,6 +133,15 @@ class Identity:
         both_marked = bool(mine[1]) and bool(theirs[1])
         same = mine[2] == theirs[2] if both_marked else self.model == other.model
         return self.kind == other.kind and same
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """The JSON object that a text is; None for any other text."""
+    try:
+        value = parse_json(text.encode("utf-8", "surrogatepass"))
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def check_different(scored_by: str | Iterable[str], reported_by: str) -> None:
@@ -149,8 +163,37 @@ def check_different(scored_by: str | Iterable[str], reported_by: str) -> None:
 
 def judges_of(folder: Path) -> list[str]:
     """The identities of the judges that scored what the model in `folder` learnt from, oldest
-    first; none for a model without preference training."""
-    path = folder / PREFERENCE
+    first; none for a model without preference training. An adapter's base learnt from some, too.
+
+    Raises `InvalidInput` for a file that does not say it, or an adapter without its base.
+    """
+    from stretto.models.weights import is_adapter
+
+    before = judges_of(_base_of(folder)) if is_adapter(folder) else []
+    return list(dict.fromkeys([*before, *_named_in(folder / PREFERENCE)]))
+
+
+def write_judges(folder: Path, judges: Sequence[str], notes: Mapping[str, Any]) -> None:
+    """Says in a model's folder who scored what it learnt from; `notes` are for people."""
+    content = {"scored_by": list(dict.fromkeys(judges)), **notes}
+    write_atomically(folder / PREFERENCE, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def keep_judges(source: Path, folder: Path) -> None:
+    """Says in the folder of a model made of the one in `source` who scored what that one learnt
+    from, if anybody did."""
+    if judges := judges_of(source):
+        write_judges(folder, judges, {})
+
+
+def _base_of(folder: Path) -> Path:
+    from stretto.models import resolve
+    from stretto.models.adapters import base_of
+
+    return base_of(folder, lambda name: resolve(name, offline=True)).path
+
+
+def _named_in(path: Path) -> list[str]:
     if not path.is_file():
         return []
     try:

@@ -9,6 +9,16 @@ from stretto.errors import InvalidInput, UnknownName
 from stretto.eval.judges.base import Judge
 
 JUDGES = ("likelihood", "llm", "exact")
+OPTIONS = {
+    "url": "--judge-url", "expected": "--expected", "price_in": "--price-in",
+    "price_out": "--price-out", "max_cost": "--max-cost",
+}  # fmt: skip
+UNUSED = {
+    "likelihood": tuple(OPTIONS),
+    "llm": ("expected",),
+    "exact": ("model", "url", "price_in", "price_out", "max_cost"),
+}
+"""Of each judge, the settings that are other judges' own."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,14 @@ class JudgeSettings:
     max_cost: float | None = None
     dtype: str = "auto"
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        """Raises `InvalidInput` for a setting that only another judge has: it would be passed over
+        in silence."""
+        for name in UNUSED.get(self.kind, ()):
+            if getattr(self, name) is not None:
+                option = "a model" if name == "model" else OPTIONS[name]
+                raise InvalidInput(f"judge {self.kind} has no use for {option}; leave it out")
 
 
 def open_judge(settings: JudgeSettings) -> Judge:

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from stretto.data.rows import PROMPT_FIELDS, prompt_id, read_lines
 from stretto.errors import InvalidInput
@@ -14,7 +15,8 @@ from stretto.eval.judges.base import Comparison, Identity, Measure, Question, Ve
 Check = Callable[[str, str], float]
 """(prompt, answer) -> the share of it that is right, from 0 to 1."""
 
-_NUMBER = re.compile(r"(?:(?<!\w)-)?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+MINUS = "\N{MINUS SIGN}"
+_NUMBER = re.compile(r"(?:(?<!\w)[-\u2212])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 EXPECTED_FIELDS = ("answer", "expected", "solution")
 
 
@@ -63,25 +65,29 @@ class ExpectedAnswers:
     @classmethod
     def read(cls, path: Path) -> ExpectedAnswers:
         """From JSONL with a prompt (`PROMPT_FIELDS`) and an answer (`EXPECTED_FIELDS`) a line."""
-        expected = {}
+        expected: dict[str, str] = {}
         for number, value in read_lines(path):
-            found = [
-                next((value[n] for n in names if isinstance(value.get(n), str)), None)
-                for names in (PROMPT_FIELDS, EXPECTED_FIELDS)
-            ]
-            if found[0] is None or found[1] is None:
+            prompt, answer = _text(value, PROMPT_FIELDS), _text(value, EXPECTED_FIELDS)
+            if prompt is None or answer is None or not _told(answer):
                 raise InvalidInput(
-                    f"{path}:{number} lacks a prompt or an expected answer; the latter is one of "
-                    f"{', '.join(EXPECTED_FIELDS)}"
+                    f"{path}:{number} lacks a prompt or an expected answer; the latter is text in "
+                    f"{' or '.join(EXPECTED_FIELDS)}"
                 )
-            expected[prompt_id(found[0])] = found[1]
+            known = expected.setdefault(prompt_id(prompt), answer)
+            if _told(known) != _told(answer):
+                raise InvalidInput(
+                    f"{path}:{number} has another answer to a prompt that came before "
+                    f"({_told(answer)[:40]!r}, not {_told(known)[:40]!r}); keep one of them"
+                )
+        if not expected:
+            raise InvalidInput(f"{path} has no expected answers; name the file that has them")
         return cls(expected)
 
     def __call__(self, prompt: str, answer: str) -> float:
         key = prompt_id(prompt)
         if key not in self._expected:
             raise InvalidInput(f"no expected answer for prompt {key}; add it to the file")
-        wanted = self._expected[key].rpartition("####")[2].strip()
+        wanted = _told(self._expected[key])
         if _NUMBER.fullmatch(wanted):
             return float(last_number(answer) == last_number(wanted))
         return float(_plain(answer) == _plain(wanted))
@@ -90,7 +96,17 @@ class ExpectedAnswers:
 def last_number(text: str) -> float | None:
     """The last number in a text, thousands separators allowed; None if there is none."""
     found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    return float(found[-1].replace(",", "").replace(MINUS, "-")) if found else None
+
+
+def _text(value: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of these fields that has text."""
+    return next((value[n] for n in names if isinstance(value.get(n), str)), None)
+
+
+def _told(answer: str) -> str:
+    """What of an expected answer counts: all after the last `####`."""
+    return answer.rpartition("####")[2].strip()
 
 
 def _plain(text: str) -> str:

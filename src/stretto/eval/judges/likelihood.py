@@ -27,6 +27,7 @@ REPEAT_TOKENS = 8
 """A token that ends a run of this many tokens seen before in the same answer is not counted."""
 
 WORST_BREVITY = -3.0
+"""Of `brevity`, in deviations of the score: a quarter of the length, or less."""
 
 DEFAULT_BATCH_TOKENS = 2048
 LOGITS_ROWS = 256
@@ -59,9 +60,10 @@ class LikelihoodJudge:
         return self._identity
 
     def measure(self, questions: Sequence[Question]) -> Iterator[list[Measure] | None]:
-        """`logprob`: the mean over counted tokens. `num_tokens`: all; `num_repeated`: those not
-        counted; `cut`: tokens beyond the model's positions, not counted either. `against`: counted
-        tokens of the baseline's answer, null if there is none."""
+        """`logprob`: the mean over counted tokens, null if there are none. `num_tokens`: those that
+        fit the model's positions; `num_repeated`: those of them that are not counted; `cut`: tokens
+        that do not fit. `against`: counted tokens of the baseline's answer, null if there is none.
+        """
         for question in questions:
             found = self._measured([(question.prompt, text) for text in question.candidates])
             against = self._num_counted(question.opponents.get("baseline"))
@@ -72,13 +74,13 @@ class LikelihoodJudge:
 
     def qualities(self, measured: Sequence[Sequence[Measure]]) -> list[list[float | None]]:
         """Length-controlled log-probs, standardised within each question (mean 0, deviation 1; 0
-        for all where they do not differ), plus `brevity` against the baseline. None for an empty
-        answer."""
+        for all where they do not differ), plus `brevity` against the baseline. None for an answer
+        that is empty, or of which nothing fits the model's positions after the prompt."""
         points = [[_point(m) for m in row] for row in measured]
         slope = length_slope([[p for p in row if p is not None] for row in points])
         return [
             [
-                None if z is None else z + brevity(counted(m), m.get("against"))
+                None if z is None else z + brevity(length(m), m.get("against"))
                 for z, m in zip(standardised(own, slope), row, strict=True)
             ]
             for own, row in zip(points, measured, strict=True)
@@ -88,7 +90,8 @@ class LikelihoodJudge:
         """The likelier answer is better, length taken out by the slope over all comparisons.
 
         The preference is tanh(d/s + e): d the difference, s its root mean square over all
-        comparisons, e the difference in `brevity` of each against the other.
+        comparisons, e the difference in `brevity` of each against the other. No verdict where the
+        prompt leaves no room for either answer.
         """
         texts = [(c.prompt, t) for c in comparisons for t in (c.a, c.b)]
         found = self._measured(texts)
@@ -110,8 +113,9 @@ class LikelihoodJudge:
 
     def _measured(self, texts: Sequence[tuple[str, str]]) -> list[Measure]:
         rows = [self._row(prompt, text) for prompt, text in texts]
-        measures: list[Measure] = [{} for _ in rows]
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
+        measures = [_measure([], [], cut) for _, _, cut in rows]
+        read = [i for i, (_, ids, _) in enumerate(rows) if ids]
+        order = sorted(read, key=lambda i: len(rows[i][0]) + len(rows[i][1]))
         for batch in self._batches(order, rows):
             found = token_logprobs(self._model, [rows[i] for i in batch])
             for i, logprobs in zip(batch, found, strict=True):
@@ -144,7 +148,8 @@ def token_logprobs(
 ) -> list[list[float]]:
     """The float32 log-prob of each answer token given all before it, one list a row.
 
-    Rows are padded on the right, where causal attention does not look.
+    A row is prompt ids, answer ids, and how many more the answer has. Rows are padded on the right,
+    where causal attention does not look.
     """
     import torch
 
@@ -217,8 +222,13 @@ def brevity(num_tokens: int, against: int | None) -> float:
 
 
 def counted(measure: Measure) -> int:
-    """Tokens of an answer that do not repeat it."""
+    """Tokens of an answer that were read and do not repeat it."""
     return int(measure["num_tokens"] - measure["num_repeated"])
+
+
+def length(measure: Measure) -> int:
+    """Tokens of an answer that do not repeat it, all that were not read taken for such."""
+    return counted(measure) + int(measure["cut"])
 
 
 def _measure(ids: list[int], logprobs: list[float], cut: int) -> Measure:
@@ -233,12 +243,17 @@ def _point(measure: Measure) -> Point | None:
     return None if value is None else Point(float(value), math.log(counted(measure)))
 
 
-def _verdict(a: Measure, b: Measure, gap: float | None, slope: float, scale: float) -> Verdict:
-    """An empty answer is worse than any other, for sure."""
+def _verdict(
+    a: Measure, b: Measure, gap: float | None, slope: float, scale: float
+) -> Verdict | None:
+    """An empty answer is worse than any other, for sure. None for two of which neither is empty
+    and nothing was read."""
     if gap is None:
-        empty = [m["logprob"] is None for m in (a, b)]
+        empty = [not length(m) for m in (a, b)]
+        if not any(empty):
+            return None
         return Verdict.of(float(empty[1]) - float(empty[0]), {"empty": empty})
-    short = brevity(counted(a), counted(b)) - brevity(counted(b), counted(a))
+    short = brevity(length(a), length(b)) - brevity(length(b), length(a))
     preference = math.tanh((gap / scale if scale else 0.0) + short)
     details = {"a": a["logprob"], "b": b["logprob"], "length_slope": slope, "gap": gap}
     return Verdict.of(preference, details | {"brevity": short})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from stretto.files import parse_json
 
 SYSTEM = """\
 You compare two answers to one request and decide which serves the person who asked better.
@@ -67,7 +68,7 @@ def parse_reply(text: str) -> Ordered | None:
     """
     for found in reversed(_OBJECT.findall(text)):
         try:
-            value = json.loads(found)
+            value = parse_json(found.encode())
         except ValueError:
             continue
         better = _BETTER.get(str(value.get("better", "")).strip().lower())
@@ -81,6 +82,10 @@ def parse_reply(text: str) -> Ordered | None:
 
 def _mark(text: str) -> str:
     number = 0
-    while (mark := f"#{hashlib.sha256(f'{number}{text}'.encode()).hexdigest()[:8]}#") in text:
+    while (mark := f"#{_digest(f'{number}{text}')}#") in text:
         number += 1
     return mark
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
