@@ -87,13 +87,13 @@ class Alphabet:
     """A vocabulary of 96 ids, as many as a tiny model has rows: digits and characters, an end, an
     end of reasoning, and from 95 down a dialect's control tokens. Text round-trips."""
 
-    spare_ids = frozenset(range(62, 70))
     end_ids = frozenset({END})
     reasoning_end = REASONING_END
     size = 96
 
     def __init__(self, forms: Mapping[str, str]) -> None:
         self.control = {name: 95 - i for i, name in enumerate(forms)}
+        self.spare_ids = frozenset(range(REASONING_END + 1, 96 - len(forms)))
         self._texts = {95 - i: form for i, form in enumerate(forms.values())}
         self._texts |= {i: str(i) if i < 10 else chr(0x3B0 + i) for i in range(60)}
         self._texts |= {END: "</s>", REASONING_END: "</think>"}
