@@ -21,6 +21,7 @@ Rows = Annotated[
     typer.Option(help="Rows whose characters are the symbols; repeatable.", metavar="FILE"),
 ]
 DialectName = Annotated[str, typer.Option("--dialect", help="What it is to write.")]
+Registers = Annotated[int | None, typer.Option(help="Of a dialect that has them.", metavar="N")]
 Seed = Annotated[int, typer.Option(help="Of the random weights.", metavar="N")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -32,6 +33,7 @@ def new(
     vocabulary: Vocabulary = None,
     rows: Rows = None,
     dialect: DialectName = "plain",
+    registers: Registers = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -47,8 +49,11 @@ def new(
             "--rows"
         )
     symbols = learn_symbols(rows or []) if vocabulary is None else read_symbols(vocabulary)
+    settings = {} if registers is None else {"num_registers": registers}
+    if settings and "tip" not in dialect.split("+"):
+        raise InvalidInput(f"dialect {dialect} has no registers; leave --registers out")
     folder = out.expanduser()
-    made = new_tiny(folder, shape, symbols, dialect=dialect, seed=seed)
+    made = new_tiny(folder, shape, symbols, dialect=dialect, settings=settings, seed=seed)
     facts: dict[str, Any] = {
         "path": str(folder),
         "shape": shape,

@@ -70,15 +70,16 @@ def make_tiny(
     the beginning; `settings` are other fields of its card. Torch's random state stays as it is.
     Raises `InvalidInput` and its kinds.
     """
-    from stretto.dialects import get_dialect
+    from stretto.dialects import DialectSettings, get_dialect
     from stretto.tokens import ModelCard, add_control_tokens
     from stretto.train.trainee import Trainee
 
     chosen = shape_of(shape)
     tokenizer = make_tokenizer(checked_symbols(symbols, "the vocabulary"))
-    forms = get_dialect(dialect).control_forms
+    given = dict(settings or {})
+    forms = get_dialect(dialect).forms(DialectSettings.given(given))
     control = add_control_tokens(tokenizer, forms) if forms else {}
-    fields = {"notes": f"{shape}, random weights of seed {seed}", **(settings or {})}
+    fields = {"notes": f"{shape}, random weights of seed {seed}", **given}
     card = ModelCard.describe(dialect, control, tokenizer.backend_tokenizer, **fields)
     model = _random_model(chosen, len(tokenizer), tokenizer.convert_tokens_to_ids(END), seed)
     return Trainee(model, tokenizer, card)

@@ -99,9 +99,7 @@ def make_backend(symbols: Sequence[str]) -> Tokenizer:
 
     vocabulary = {token: i for i, token in enumerate((END, ANSWER, *symbols, *BYTES))}
     # Every piece is a symbol or one character: it is looked up whole, or falls back to its bytes.
-    backend = Tokenizer(
-        models.BPE(vocabulary, merges=[], ignore_merges=True, byte_fallback=True)
-    )
+    backend = Tokenizer(models.BPE(vocabulary, merges=[], ignore_merges=True, byte_fallback=True))
     longest_first = sorted((s for s in symbols if len(s) > 1), key=len, reverse=True)
     pattern = "|".join([*map(re.escape, longest_first), r"[\s\S]"])
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
