@@ -23,7 +23,7 @@ class AttentionTotals(dict[int, float]):
         """Adds a run's rows. Columns are the pool's slots up to the last one that is seen."""
         by_slot = mass.sum(axis=0, dtype=np.float64)
         memory, width = run.view.memory, len(by_slot)
-        for handle in (*run.view.thread.sees, run.segment.handle):
+        for handle in {*run.view.thread.sees, run.segment.handle}:
             slots = memory.slots.get(handle)
             if slots is not None and slots.slots:
                 places = np.asarray(slots.slots)
