@@ -116,7 +116,8 @@ class Identity:
         A model's name may have a `;` in it: settings begin after the first one that an object of
         JSON follows.
         """
-        name, settings = text, {} if ";" not in text else None
+        name = text
+        settings: dict[str, Any] | None = None if ";" in text else {}
         for at in (found.start() for found in re.finditer(";", text)):
             if (value := _object(text[at + 1 :])) is not None:
                 name, settings = text[:at], value
