@@ -211,10 +211,8 @@ def _multipart(sizes: Sizes) -> list[Stage]:
 
 
 def _evaluated(sizes: Sizes) -> dict[str, str]:
-    """Arms on the instruction prompts: name to model and method. `baseline` is the baseline once
-    more: what a side measured against itself comes to."""
+    """Arms on the instruction prompts, beside the baseline: name to model and method."""
     arms = {
-        "baseline": "sft-baseline/model:sequential",
         "sot": "sft-baseline/model:sot",
         "apar": "sft-apar/model",
         "pasta-sft": "sft-pasta/model",
