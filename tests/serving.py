@@ -57,15 +57,16 @@ class Served:
         JSON."""
         connection = self.connect()
         sent = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        own = {"Content-Type": "application/json", **(headers or {})}
+        sending = {"Content-Type": "application/json", **(headers or {})}
         try:
-            connection.request(method or ("GET" if body is None else "POST"), path, sent, own)
+            connection.request(method or ("GET" if body is None else "POST"), path, sent, sending)
             response = connection.getresponse()
             data = response.read()
         finally:
             connection.close()
         is_json = response.headers.get_content_type() == "application/json"
-        return response.status, dict(response.headers), json.loads(data) if is_json else data
+        own = {name.lower(): value for name, value in response.headers.items()}
+        return response.status, own, json.loads(data) if is_json else data
 
     def chat(self, content: str = "hi", **fields: Any) -> dict[str, Any]:
         """The body of a chat request."""

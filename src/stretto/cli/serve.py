@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from stretto.models.embedded import DEFAULT_MODEL
 DEFAULT_POOL_SLOTS = 8192
 
 
-def _option(help_text: str, *names: str, metavar: str | None = None) -> typer.models.OptionInfo:
+def _option(help_text: str, *names: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel="Server", metavar=metavar)
 
 
@@ -73,23 +73,23 @@ def serve(
     )
     from stretto.server.run import open_socket, run, url_of
 
-    opened = open_socket(host, port)
-    lm = load(
-        model,
-        dtype=dtype,
-        device=device,
-        engine=engine,
-        threads=threads,
-        pool_slots=pool_slots,
-        page_size=page_size,
-        offline=offline,
-    )
-    served, url = name or lm.name, url_of(opened)
+    with open_socket(host, port) as opened:
+        lm = load(
+            model,
+            dtype=dtype,
+            device=device,
+            engine=engine,
+            threads=threads,
+            pool_slots=pool_slots,
+            page_size=page_size,
+            offline=offline,
+        )
+        served, url = name or lm.name, url_of(opened)
 
-    def on_ready() -> None:
-        say(f"serving {served} at {url} (API: {url}/v1); Ctrl-C ends it")
-        if as_json:
-            write_json({"url": url, "model": served, "pid": os.getpid()})
+        def on_ready() -> None:
+            say(f"serving {served} at {url} (API: {url}/v1); Ctrl-C ends it")
+            if as_json:
+                write_json({"url": url, "model": served, "pid": os.getpid()})
 
-    if run(create_app(lm, settings), opened, on_ready):
-        raise typer.Exit(INTERRUPTED)
+        if run(create_app(lm, settings), opened, on_ready):
+            raise typer.Exit(INTERRUPTED)

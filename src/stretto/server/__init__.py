@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server over one `LM`: `create_app` for any ASGI server, `serve` to run it."""
+"""An OpenAI-compatible server over one `LM`: an application for any ASGI server."""
 
 from __future__ import annotations
 

@@ -102,7 +102,9 @@ async def answer_whole(answer: Answer, request: Request) -> Response:
             raise failure
     completions = await answer.complete()
     choices = [_whole_choice(answer, i, c) for i, c in enumerate(completions)]
-    return JSONResponse(answer.envelope.whole(choices, usage_of(completions, answer.ask.num_samples)))
+    return JSONResponse(
+        answer.envelope.whole(choices, usage_of(completions, answer.ask.num_samples))
+    )
 
 
 async def _until_gone(request: Request, news: asyncio.Event) -> None:

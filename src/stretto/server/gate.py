@@ -15,7 +15,7 @@ from stretto.server.metrics import Metrics
 from stretto.server.settings import Settings
 
 CLOSED = re.compile(r"/(v1|metrics)(/|$)")
-"""Paths that need a key. The others tell nothing: whether the server lives, its schema, its page."""
+"""Paths that need a key. The others tell only whether the server lives, its schema and page."""
 KNOWN = re.compile(r"/(v1/(chat/completions|completions|models)|health|ready|metrics)?$")
 MAX_DISCARDED_BYTES = 64 << 20
 """A body that is refused is still read up to here, so that the client hears why."""
@@ -49,7 +49,7 @@ class Gate:
 
     def _check_head(self, scope: Scope) -> None:
         """Raises `ApiError` for a host, a key or a length that is not accepted."""
-        headers = {name: value for name, value in scope["headers"]}
+        headers = dict(scope["headers"])
         if self._hosts:
             host = headers.get(b"host", b"").decode("latin-1").lower()
             name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from stretto.recorder import MAIN
@@ -30,13 +30,15 @@ class Drawn:
 class DocumentOrder:
     """Walks threads as the rendered text has them: a child stands where it was forked.
 
-    `push` takes events in arrival order and returns the tokens that they settle.
+    `push` takes events in arrival order and returns the tokens that they settle. The last token
+    before an annotation has what was left of its character when that ended it.
     """
 
     def __init__(self) -> None:
         self._items: dict[str, list[Token | ThreadEnd | str]] = {}
         self._stack: list[tuple[str, int]] = [(MAIN, 0)]
         self._length = 0
+        self._held: Drawn | None = None  # without a character of its own, so far
 
     def push(self, events: Iterable[Event]) -> list[Drawn]:
         for event in events:
@@ -49,23 +51,32 @@ class DocumentOrder:
                     self._items[event.thread].append(event)
                 case _:
                     pass
-        return self._settle()
+        return list(self._settle())
 
-    def _settle(self) -> list[Drawn]:
-        settled = []
+    def _settle(self) -> Iterator[Drawn]:
         while self._stack:
             thread, at = self._stack.pop()
             items = self._items.get(thread, [])
             if at == len(items):
                 self._stack.append((thread, at))  # open: it may still write
-                break
+                return
             item = items[at]
             if not isinstance(item, ThreadEnd):
                 self._stack.append((thread, at + 1))
             if isinstance(item, str):
                 self._stack.append((item, 0))
-                continue
-            if isinstance(item, Token) and not item.markup and is_drawn(item.origin):
-                settled.append(Drawn(item.text, self._length, item.logprob or 0.0))
-            self._length += len(item.text)
-        return settled
+            else:
+                yield from self._consume(item)
+
+    def _consume(self, item: Token | ThreadEnd) -> Iterator[Drawn]:
+        held, self._held = self._held, None
+        is_text = isinstance(item, Token) and not item.markup
+        if held is not None:
+            yield held if is_text else replace(held, text=item.text)
+        if isinstance(item, Token) and is_text and is_drawn(item.origin):
+            drawn = Drawn(item.text, self._length, item.logprob or 0.0)
+            if item.text:
+                yield drawn
+            else:
+                self._held = drawn
+        self._length += len(item.text)

@@ -61,6 +61,7 @@ class Drained(uvicorn.Server):
 
 def open_socket(host: str, port: int) -> socket.socket:
     """A socket that listens at an address; port 0 is any free one. Raises `InvalidInput`."""
+    opened = None
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -69,6 +70,8 @@ def open_socket(host: str, port: int) -> socket.socket:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
     except (OSError, OverflowError) as error:
+        if opened is not None:
+            opened.close()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InvalidInput(
             f"cannot listen at {host!a} port {port} ({reason}); give another --host or --port"

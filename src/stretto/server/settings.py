@@ -72,7 +72,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_address(host: str, keys: tuple[str, ...], allow_open: bool) -> None:
-    """Raises `InvalidInput` for an address that others reach, without a key, unless it is allowed."""
+    """Raises `InvalidInput` for an address that others reach without a key, unless allowed."""
     if is_loopback(host) or keys or allow_open:
         return
     raise InvalidInput(
