@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stretto.models.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from stretto.engines.base import Extra
     from stretto.eval.answers import Contestant
     from stretto.lm import LM
 
@@ -26,6 +27,7 @@ class Loader:
     device: str
     engine: str
     threads: int | None
+    extras: tuple[Extra, ...] = ()
 
     def load(self, name: str) -> LM:
         from stretto.cli.answer import load
@@ -40,6 +42,7 @@ class Loader:
             pool_slots=DEFAULT_POOL_SLOTS,
             page_size=1,
             offline=False,
+            extras=self.extras,
         )
 
 
@@ -113,8 +116,10 @@ def load_sides(
     """All arms by name, and the baseline; one `LM` for all that are one model."""
     from stretto.errors import InvalidInput
     from stretto.eval.answers import Contestant
+    from stretto.methods import extras
 
-    load = cache(loader.load)
+    needed = dict.fromkeys(extra for arm in arms for extra in extras(arm.method))
+    load = cache(replace(loader, extras=tuple(needed)).load)
     contestants = {arm.name: _contestant(load(arm.model), arm) for arm in arms}
     other = None if baseline == NO_BASELINE else Contestant(load(baseline), "sequential")
     sides = [*contestants.values(), *([] if other is None else [other])]

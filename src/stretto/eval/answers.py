@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stretto.errors import StrettoError
 from stretto.eval.rows import Answered, ThreadRow
-from stretto.methods import METHODS
+from stretto.methods import is_for_any_model
 from stretto.recorder import MAIN
 from stretto.trace import is_drawn
 from stretto.train.scores import redundant_branches
@@ -69,7 +69,7 @@ def answered(runs: Sequence[Completion], num_warm: int) -> Answered:
     first `num_warm` are left out."""
     completion, timed = runs[-1], runs[num_warm:]
     trace, usage = completion.trace, completion.usage
-    has_annotations = completion.method not in METHODS
+    has_annotations = not is_for_any_model(completion.method)
     return Answered(
         text=completion.text,
         annotated=completion.annotated if completion.annotated != completion.text else None,
