@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -162,7 +163,9 @@ class Scheduler:
             if len(runs) == 1:
                 return [error]
             return [result for own in runs for result in self._forward([own])]
-        return list(logits.split([sum(run.num_logits for run in own) for own in runs]))
+        counts = [sum(run.num_logits for run in own) for own in runs]
+        ends = accumulate(counts)
+        return [logits[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
     def _fail(self, request: Request, error: Exception) -> None:
         """Ends a request with "error", whatever state it was left in."""
