@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -278,6 +279,26 @@ def test_tasks_of_eval_score_answers_and_traces():
     assert [i.gold for i in train.items] == list(problems("tree", TRAIN_SIZES, 2, seed=5))
     with pytest.raises(InvalidInput, match="makes its own prompts"):
         load_prompts(get_task("tree"), Source(paths=(Path("x"),)))
+    for name, paths in (("multipart", ()), ("gsm8k", (Path("x"),))):
+        with pytest.raises(InvalidInput, match=f"task {name} has no sizes; leave out --size 8"):
+            load_prompts(get_task(name), Source(paths=paths, size="8"))
+
+
+# -- the page -----------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_page_shows_examples_and_figures_as_they_are():
+    page = (ROOT / "docs" / "problems.md").read_text(encoding="utf-8")
+    for task in TASKS:
+        one = problem(task, 8, 0)
+        assert f"| `{task}` | `{one.prompt}` | `{one.labelled(Labels()).annotated}` |\n" in page
+    script = runpy.run_path(str(ROOT / "benchmarks" / "problems" / "live.py"))
+    rows = json.loads(script["RESULT"].read_text(encoding="utf-8"))["rows"]
+    assert script["table"](rows) in page
+    tree = next(row for row in rows if row["task"] == "tree")
+    assert script["measured"]("tree", TRAIN_SIZES, tree["problems"]) == tree
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -29,13 +29,17 @@ if TYPE_CHECKING:
     from stretto.eval.tasks import Prompts, Source, Task
 
 
-TaskName = Annotated[str, typer.Option("--task", help="instruct, gsm8k or multipart.")]
+TaskName = Annotated[str, typer.Option("--task", help="instruct, gsm8k, multipart or a problem's.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="The run's folder; of arms, of all runs.")]
 ReferenceField = Annotated[
     str | None, typer.Option(metavar="NAME", help="Field of a right answer; else a usual one.")
 ]
 SplitRange = Annotated[
-    str, typer.Option(metavar="LOW-HIGH", help="As in data; of multipart train, valid, test.")
+    str, typer.Option(metavar="LOW-HIGH", help="As in data; of made ones train, valid, test.")
+]
+Size = Annotated[
+    str,
+    typer.Option(metavar="N|LOW-HIGH", help="Of problems: steps before the answer; else 12-24."),
 ]
 Model = Annotated[str | None, typer.Option(help="A name, folder, .gguf file or hub org/model.")]
 Arms = Annotated[
@@ -72,6 +76,7 @@ def eval_run(
     skip_if: data_options.SkipIf = None,
     split: SplitRange = "",
     limit: data_options.Limit = None,
+    size: Size = "",
     model: Model = None,
     method: options.Method = AUTO,
     arm: Arms = None,
@@ -116,7 +121,7 @@ def eval_run(
     chosen = get_task(task)
     source = Source(
         tuple(prompts or ()), prompt_field, reference_field, limit, seed, split,
-        skip_if=tuple(skip_if or ()),
+        skip_if=tuple(skip_if or ()), size=size,
     )  # fmt: skip
     found = load_prompts(chosen, source)
     for one in arms:

@@ -19,6 +19,8 @@ NUM_PROBLEMS = 100
 def _load(source: Source) -> Loaded:
     if source.paths or source.skip_if:
         raise InvalidInput("task multipart makes its own prompts; leave out --prompts, --skip-if")
+    if source.size:
+        raise InvalidInput(f"task multipart has no sizes; leave out --size {source.size}")
     count = NUM_PROBLEMS if source.limit is None else source.limit
     found = problems(source.seed, count, source.split or "test")
     return Loaded([Item(problem.prompt, problem) for problem in found])

@@ -128,6 +128,8 @@ def from_files(task: str, source: Source, make: Callable[[str, str | None, str],
 
     if not source.paths:
         raise InvalidInput(f"task {task} needs prompts; name a JSONL file with --prompts")
+    if source.size:
+        raise InvalidInput(f"task {task} has no sizes; leave out --size {source.size}")
     split = Split.parse(source.split) if source.split else Split()
     found = read_sources(
         source.paths,
