@@ -26,7 +26,7 @@ from stretto.data.structure import Structure
 from stretto.data.teacher_demos import DEMONSTRATIONS
 from stretto.dialects.pasta import PastaSettings
 from stretto.errors import UnknownName
-from stretto.trace import is_drawn
+from stretto.trace import LiveTokens, is_drawn
 
 TEXT = "Intro:\n\nThe first part is long enough.\nThe second part is, too.\n\nBoth."
 MARKED = (
@@ -375,9 +375,10 @@ def test_a_sync_that_joins_nothing_is_idle():
 
 
 def test_the_summary_of_known_rows_is_known():
-    plain = Facts(10, 10, 1.0, 1, 0, 0, (), 0)
-    quick = Facts(40, 10, 3.5, 4, 1, 0, ((20, 10), (10, 30)), 20)
+    plain = Facts(10, 10, 1.0, 1, 0, 0, (), 0, LiveTokens(7.5, 12, 5.5, 10, 7.5))
+    quick = Facts(40, 10, 3.5, 4, 1, 0, ((20, 10), (10, 30)), 20, LiveTokens(15, 40, 15, 40, 20))
     result = summary([plain, quick])
+    assert result["live_tokens"] == {"mean": 10.25, "peak": 40, "dense": 13.75}
     assert result["rows"] == 2
     assert (result["with_promises"], result["two_threads_or_more"]) == (1, 1)
     assert result["speedup"]["geomean"] == pytest.approx(2.0)

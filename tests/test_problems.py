@@ -374,6 +374,9 @@ def test_registers_from_graphs_are_those_of_the_problems(place, capsys):
         "--out", "found.jsonl", "--tokenizer", "tok",
     )  # fmt: skip
     assert (code, result["rows"], result["dropped"]) == (3, 5, {"no-graph": 1})
+    _, stats, _ = run(capsys, "stats", "found.jsonl", "--dialect", "tip", "--tokenizer", "tok")
+    assert stats["live_tokens"]["mean"] == pytest.approx(result["mean_live"])
+    assert stats["live_tokens"]["dense"] == pytest.approx(result["dense_live"])
     found = read_json_lines(place / "found.jsonl")
     wanted = read_json_lines(place / "labelled.jsonl")[1:]
     assert [row["annotated"] for row in found] == [row["annotated"] for row in wanted]

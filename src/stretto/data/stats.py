@@ -17,7 +17,7 @@ from stretto.dialects.pasta import child_name
 from stretto.dialects.tags import SYNC
 from stretto.errors import InvalidInput
 from stretto.recorder import MAIN
-from stretto.trace import Trace, derived_steps
+from stretto.trace import LiveTokens, Trace, derived_steps, live_tokens
 
 BINS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)
 """Lower ends of the histogram's bins of theoretical speedup; below 1 is a bin too."""
@@ -28,6 +28,8 @@ DEFINITIONS = {
     "threads": "most threads that draw a token in the same step",
     "length_ratio": "tokens of a chunk per token promised, chunks with text only",
     "in_chunks": "share of the response's tokens that stand in chunks",
+    "live_tokens": "response tokens that one of them sees, itself and control tokens included: mean "
+    "over tokens and rows, the most of any; dense: with nothing forgotten",
 }
 
 
@@ -43,6 +45,7 @@ class Facts:
     num_idle_syncs: int
     chunks: tuple[tuple[int, int], ...]
     num_chunk_tokens: int
+    live: LiveTokens
 
     @property
     def speedup(self) -> float:
@@ -66,6 +69,7 @@ def facts_of(row: Annotated | Answer, checker: Checker) -> Facts:
         num_chunk_tokens=sum(
             not markup for s in trace.response if s.thread != MAIN for markup in s.markup
         ),
+        live=live_tokens(trace),
         **_syncs(trace, checker),
     )
 
@@ -158,6 +162,11 @@ def summary(rows: Iterable[Facts]) -> dict[str, Any]:
         "length_ratio": quantiles(ratios) | {"geomean": geomean(ratios)},
         "longer_than_promised": sum(tokens > promised for promised, tokens in chunks),
         "in_chunks": sum(fact.num_chunk_tokens for fact in facts) / total if total else 0.0,
+        "live_tokens": {
+            "mean": _mean([fact.live.generated_mean for fact in facts]),
+            "peak": max((fact.live.generated_peak for fact in facts), default=0),
+            "dense": _mean([fact.live.dense_mean for fact in facts]),
+        },
         "speedup": _ratio([fact.speedup for fact in facts]),
         "parallelism": _ratio([fact.parallelism for fact in facts]),
         "speedup_histogram": histogram([fact.speedup for fact in facts]),
@@ -169,8 +178,11 @@ def _counts(values: Iterable[int]) -> dict[str, int]:
 
 
 def _ratio(values: Sequence[float]) -> dict[str, float]:
-    mean = statistics.fmean(values) if values else 0.0
-    return quantiles(values) | {"geomean": geomean(values), "mean": mean}
+    return quantiles(values) | {"geomean": geomean(values), "mean": _mean(values)}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0
 
 
 def geomean(values: Sequence[float]) -> float:
