@@ -140,9 +140,16 @@ def test_weights_in_training_are_those_that_answer(how: str, engine: str, tmp_pa
     assert gaps(trainee, examples_of(trainee, pairs)).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("dialect", ["plain", "pasta"])
+@pytest.mark.parametrize("dialect", ["plain", "pasta", "pasta+tip", "tip with grace"])
 def test_other_dialects_have_the_same_promise(dialect: str, tmp_path: Path) -> None:
-    lm: LM = forking_lm() if dialect == "pasta" else forgetful_lm(dialect="plain")
+    lm: LM = (
+        forking_lm()
+        if dialect == "pasta"
+        else forgetful_lm(dialect=dialect.removesuffix(" with grace"))
+    )
+    if "grace" in dialect:
+        card = lm.card.model_copy(update={"grace": True})
+        lm = LM.wrap(lm.model, lm.tokenizer, card=card)
     trainee = trainee_of(lm)
     roller = roller_of(trainee, tmp_path)
     items = roller.problems.items

@@ -14,7 +14,9 @@ def _option(panel: str, text: str, *names: str, **settings: Any) -> Any:
 
 
 Files = list[Path] | None
-Number, Real, Name = int | None, float | None, str | None
+Number = int | None
+Real = float | None
+Name = str | None
 
 Config = Annotated[Path | None, _option("Run", "TOML file of settings.", metavar="FILE")]
 Out = Annotated[Path | None, _option("Run", "Folder of the run.", metavar="DIR")]

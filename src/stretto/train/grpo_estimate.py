@@ -24,7 +24,7 @@ def estimate_grpo(config: GrpoConfig, new_rows: int = 0) -> dict[str, Any]:
     With an `architecture` no weights are needed; else the model's own are loaded. Memory is of one
     device; the pool's is for the requests that are under way at once.
     """
-    from stretto.engines.hf import head_dim
+    from stretto.engines.pool_cache import head_dim
 
     shape, model = _shape(config)
     answers = config.steps * config.prompts_per_step * config.samples

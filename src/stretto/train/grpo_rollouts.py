@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -177,9 +178,7 @@ class Roller:
                 if isinstance(found, Reject):
                     self.reject(found)
                     continue
-                yield rollout_of(
-                    ask, found.completion, lambda text, item=item: self._score(item, text)
-                )
+                yield rollout_of(ask, found.completion, partial(self._score, item))
 
     def _score(self, item: Item, text: str) -> float:
         return min(1.0, max(0.0, self.problems.score(item, text).value))

@@ -55,23 +55,20 @@ class GrpoHooks:
 NO_HOOKS = GrpoHooks()
 
 
-def train_grpo(
-    config: GrpoConfig, *, hooks: GrpoHooks = NO_HOOKS, trainee: Trainee | None = None
-) -> dict[str, Any]:
+def train_grpo(config: GrpoConfig, *, hooks: GrpoHooks = NO_HOOKS) -> dict[str, Any]:
     """Trains and saves a model; the summary, which is also written to the run's folder.
 
     The folder `config.out` gets the settings, the environment, `metrics.jsonl`, `rollouts/` and
     `valid/` with a file a step, `checkpoints/`, `rejects.jsonl`, `best-STEP/` and, at the end,
-    `model/`. The same settings over the same folder go on where it stopped. A `trainee` is one that
-    is open already. Raises `InvalidInput` before anything is drawn if settings or problems do not
-    fit, and `Unsupported` for several processes.
+    `model/`. The same settings over the same folder go on where it stopped. Raises `InvalidInput`
+    before anything is drawn if settings or problems do not fit, and `Unsupported` for several
+    processes.
     """
     if config.out is None:
         raise InvalidInput("no folder for the run; name one with --out")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise Unsupported("GRPO draws and trains in one process; start it without torchrun")
-    run = Run(config, Path(config.out).expanduser(), hooks, trainee)
-    return run.go()
+    return Run(config, Path(config.out).expanduser(), hooks).go()
 
 
 @dataclass
@@ -81,13 +78,12 @@ class Run:
     config: GrpoConfig
     out: Path
     hooks: GrpoHooks
-    given: Trainee | None = None
     rejects: dict[str, Reject] = field(default_factory=dict)
 
     def go(self) -> dict[str, Any]:
         config = self.config
         problems, held_out = problems_of(config)
-        trainee = open_for(config) if self.given is None else self.given
+        trainee = open_for(config)
         switch_off_dropout(trainee.model)
         identity = _identity(config, problems, held_out)
         hold_to(self.out / CONFIG, {**config.resolved, **identity}, str(self.out))
@@ -119,8 +115,7 @@ class Run:
         try:
             finished = loop.run()
         except Interrupted:
-            done = max(0, steps.num_updates_done - 1)
-            finished = Finished(done, False, {}, None)
+            finished = Finished(steps.num_updates_done, False, {}, None)
         return self._finish(trainee, finished)
 
     # -- parts ---------------------------------------------------------------------------------
@@ -220,8 +215,10 @@ class Run:
 
 
 def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    left_out = ("kind", "step", "of", "seconds", "tokens", "num_packs", "lr", "grad_norm")
-    left_out += ("sample_seconds", "sample_tokens_per_s")
+    left_out = (
+        "kind", "step", "of", "seconds", "tokens", "num_packs", "lr", "grad_norm",
+        "sample_seconds", "sample_tokens_per_s",
+    )  # fmt: skip
     return {name: value for name, value in metrics.items() if name not in left_out}
 
 
@@ -290,8 +287,9 @@ def _identity(config: GrpoConfig, problems: Problems, held_out: Problems | None)
     from stretto.models import resolve
     from stretto.models.fingerprint import fingerprint
 
+    path = resolve(config.model).path
     return {
-        "weights": fingerprint(resolve(config.model).path),
+        "weights": fingerprint(path if path.is_dir() else path.parent),
         "problems": problems.digest,
         "valid_problems": None if held_out is None else held_out.digest,
     }

@@ -76,6 +76,7 @@ class GrpoSteps:
         return self._settings.num_steps * self._settings.updates
 
     def packs(self, step: int) -> list[Pack]:
+        self.num_updates_done = step
         number, update = divmod(step, self._settings.updates)
         if self._open is None or self._open.number != number:
             self._open = None  # frees the last one
