@@ -107,7 +107,7 @@ class Extension(Wire):
     """
 
     method: str = "auto"
-    budget: int | float | None = None
+    budget: int | float | Annotated[str, Field(max_length=16)] | None = None
     pin_prompt: bool = False
     page_tokens: int | None = None
     sinks: int | None = None
