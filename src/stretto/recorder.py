@@ -10,6 +10,8 @@ that an engine can follow them without rebuilding anything.
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -120,11 +122,10 @@ class Recorder:
         own = self._new_segment(MAIN, "prompt")
         main = self.threads[MAIN] = OpenThread(MAIN, None, None, "prompt", 0, own)
         self._adopt(main, own)
-        begins = frozenset(cuts)
-        for i, token in enumerate(prompt):
-            if i in begins:
-                self.cut(main, Cut())
-            self.place(main, Place(token, "prompt", markup=True))
+        bounds = [0, *sorted({i for i in cuts if 0 < i < len(prompt)}), len(prompt)]
+        for start, end in itertools.pairwise(bounds):
+            self.cut(main, Cut())
+            self._place_prompt(main, prompt[start:end])
         self.cut(main, Cut(role=role))
 
     # -- moves ---------------------------------------------------------------------------------
@@ -151,6 +152,27 @@ class Recorder:
         self.num_unfed += 1
         self.entries_touched += 1
         return own
+
+    def _place_prompt(self, thread: OpenThread, tokens: list[int]) -> None:
+        """`place` of each of these tokens of the prompt, in one go."""
+        own, count = thread.own, len(tokens)
+        if not count:
+            return
+        own.sees, own.role = thread.bits, thread.role
+        last = sys.maxsize if self.max_positions is None else self.max_positions - 1
+        first, index, version = thread.next_position, len(own.tokens), len(thread.changes)
+        own.tokens += tokens
+        own.positions += [min(first + i, last) for i in range(count)]
+        own.origins += ["prompt"] * count
+        own.markup += [True] * count
+        own.steps += [None] * count
+        thread.next_position = own.positions[-1] + 1
+        thread.unfed.extend(
+            Unfed(own.handle, index + i, version, self.num_placed + i) for i in range(count)
+        )
+        self.num_placed += count
+        self.num_unfed += count
+        self.entries_touched += count
 
     def mend(self) -> None:
         """Takes back a token whose placing was interrupted, so that what there is can be read."""

@@ -51,8 +51,10 @@ class ChatEncoder:
         hidden: list[str] = []
         masked = [{**m, "content": self._hide(m["content"], hidden)} for m in messages]
         text = self._render(masked, add_generation_prompt)
-        plain = self._tokens(_shown(text, hidden))
-        special = [t for t in self._tokens(text) if t.id in self._special]
+        shown = _shown(text, hidden)
+        plain = self._tokens(shown)
+        found = plain if shown == text else self._tokens(text)
+        special = [t for t in found if t.id in self._special]
         forged = any(self._pattern.search(m["content"]) for m in messages)
         if not forged and [t.id for t in plain if t.id in self._special] == [t.id for t in special]:
             return [t.id for t in plain]

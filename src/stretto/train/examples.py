@@ -238,9 +238,8 @@ class ExampleMaker:
         legal, ends = masks
         places = Places(trace)
         numbers = dict(zip(places.response, map(self.table.add, legal), strict=True))
-        targets = torch.full((places.num_tokens,), IGNORE)
-        classes, rules = torch.full_like(targets, -1), torch.full_like(targets, UNMASKED)
-        follows = torch.full_like(targets, -1)
+        targets, rules = [IGNORE] * places.num_tokens, [UNMASKED] * places.num_tokens
+        classes, follows = [-1] * places.num_tokens, [-1] * places.num_tokens
         kinds = classes_of(trace, self._kinds)
         num_illegal = 0
         end_id = self.end_id if ended else None
@@ -267,10 +266,10 @@ class ExampleMaker:
             segment=torch.tensor(flat),
             sees=_sees(trace.segments),
             is_block=torch.tensor([s.kind == "block" for s in trace.segments]),
-            targets=targets,
-            classes=classes,
-            legal=rules,
-            follows=follows,
+            targets=torch.tensor(targets),
+            classes=torch.tensor(classes),
+            legal=torch.tensor(rules),
+            follows=torch.tensor(follows),
             table=self.table,
             num_illegal=num_illegal,
             issues=issues,

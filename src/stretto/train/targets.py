@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Final
-
-import numpy as np
 
 from stretto.dialects.base import Vocabulary
 from stretto.dialects.registers import is_register
@@ -48,12 +47,12 @@ class Places:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._starts = np.cumsum([0, *(len(s) for s in trace.segments)])
-        self.num_tokens = int(self._starts[-1])
+        self._starts = [0, *itertools.accumulate(len(s) for s in trace.segments)]
+        self.num_tokens = self._starts[-1]
         self.response = [(s.id, i) for s in trace.response for i in range(len(s))]
 
     def flat(self, place: tuple[int, int]) -> int:
-        return int(self._starts[place[0]]) + place[1]
+        return self._starts[place[0]] + place[1]
 
     def successors(self) -> list[tuple[tuple[int, int], tuple[int, int] | None]]:
         """Each token's place and that of its thread's next token; None for a thread's last."""
