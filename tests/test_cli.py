@@ -25,7 +25,7 @@ from stretto.cli.inputs import read_prompt
 from stretto.cli.live import REFRESH_S, LiveView, tail
 from stretto.cli.output import escaped, is_live, write_file
 from stretto.errors import InvalidInput, StrettoError
-from stretto.runtime.events import ThreadEnd, ThreadStart, Token
+from stretto.runtime.events import Evicted, ThreadEnd, ThreadStart, Token
 
 STRETTO = str(Path(sys.executable).with_name("stretto"))
 KEYS = [
@@ -446,8 +446,8 @@ def test_what_is_held_back_is_the_longest_possible_beginning_of_a_stop(text, sto
 # --- the live view -------------------------------------------------------------------------------
 
 
-def token(thread, index, text, step, *, markup=False, origin="sampled"):
-    return Token(thread, index, index, text, markup, origin, index, step, None)
+def token(thread, index, text, step, *, markup=False, origin="sampled", segment=0):
+    return Token(thread, index, index, text, markup, origin, index, step, None, segment)
 
 
 SCENE = [
@@ -491,6 +491,19 @@ def test_the_live_view_puts_children_in_their_place():
     assert lines[2] == "Before. Child\\x1b[2J▌After.▌"
     view.update([ThreadEnd("main.1", "stop", "!", 4)], "")
     assert "✓ a" in shown(console, view)
+
+
+def test_what_a_thread_lets_go_of_is_struck_out_while_it_decodes():
+    console, view = live_view(color_system="standard")
+    steps = [token("main", n, f"step{n} ", n + 1, segment=n) for n in range(3)]
+    view.update([SCENE[0], *steps, Evicted("main", 1, 7, 3)], "")
+    drawn = shown(console, view)
+    assert "3 tokens in 3 steps · 7 let go" in drawn
+    assert [word for word in ("step0", "step1", "step2") if f"\x1b[2;9m{word}" in drawn] == [
+        "step1"
+    ]
+    pieces = list(view.document.pieces(final=True))
+    assert {style for text, style in pieces if text} == {""}
 
 
 def test_siblings_that_follow_each_other_grow_in_lines_of_their_own():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,12 +45,24 @@ def prompt_ids(lm: LM, prompt: str = PROMPT) -> list[int]:
     return lm.encode(lm.chat(prompt))
 
 
-def random_text(rng: random.Random) -> str:
+def registers_lm(dialect: str, *, grace: bool, kind: str = "llama") -> LM:
+    """A model of a dialect with three registers."""
+    lm = tiny_lm("plain", kind)
+    settings = {"num_registers": 3, "grace": grace}
+    return LM.wrap(
+        lm.model, lm.tokenizer, dialect=dialect, settings=settings, pool_slots=1024, page_size=4
+    )
+
+
+def random_text(rng: random.Random, dialect: str = "pasta") -> str:
     """An annotated text whose blocks stay under their caps."""
     parts: list[str] = []
-    for _ in range(rng.randrange(1, 7)):
+    has_registers, has_promises = "tip" in dialect, "pasta" in dialect
+    for _ in range(rng.randrange(1, 12 if has_registers else 7)):
         words = " ".join(rng.choices(WORDS, k=rng.randrange(0, 5)))
-        kind = rng.random()
+        if has_registers and rng.random() < 0.7:
+            words = f"<reg_{rng.randrange(3)}>{words}"
+        kind = rng.random() if has_promises else 1.0
         if kind < 0.5:
             topic = " ".join(rng.choices(WORDS, k=rng.randrange(0, 3)))
             tokens = rng.choice([10, 30, 250])
@@ -135,13 +148,31 @@ def learnt(lm: LM, example: Example, completion: Completion) -> dict[tuple[str, 
 def test_an_example_of_a_text_is_the_runtimes_own_trace(policy: str, seed: int) -> None:
     """Facts 6 and 10: tokens, positions and every entry of the mask."""
     lm = pasta_lm(policy)
-    text = random_text(random.Random(seed))
+    check_visibility(lm, random_text(random.Random(seed)))
+
+
+def check_visibility(lm: LM, text: str) -> Example:
+    """An example of a text is the trace of a run that draws that text; the example."""
     example = maker_of(lm).from_annotated(prompt_ids(lm), text)
     trace = run_forced(lm, text).trace
     assert torch.equal(example.ids, flat_tokens(trace))
     assert torch.equal(example.positions, flat_positions(trace))
     assert torch.equal(Batch.of([example]).visible(), dense_mask(trace))
     assert example.num_illegal == 0
+    return example
+
+
+@pytest.mark.parametrize("grace", [False, True])
+@pytest.mark.parametrize("dialect", ["tip", "pasta+tip"])
+def test_with_registers_too_an_example_is_the_runtimes_own_trace(dialect: str, grace: bool) -> None:
+    lm, num_hidden = registers_lm(dialect, grace=grace), 0
+    for seed in range(6):
+        example = check_visibility(lm, random_text(random.Random(seed), dialect))
+        hidden = (
+            ~Batch.of([example]).visible() & torch.ones(len(example), len(example)).tril().bool()
+        )
+        num_hidden += int(hidden.sum())
+    assert num_hidden > 500
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -149,7 +180,28 @@ def test_an_example_of_a_text_is_the_runtimes_own_trace(policy: str, seed: int) 
 def test_trained_log_probs_are_those_the_sampler_records(policy: str, seed: int) -> None:
     """Fact 13, the master equivalence, and an example of an answer is that of its text."""
     lm = pasta_lm(policy)
-    text = random_text(random.Random(100 + seed))
+    check_logprobs(lm, random_text(random.Random(100 + seed)))
+
+
+@pytest.mark.parametrize("dialect", ["tip", "pasta+tip"])
+def test_with_registers_too_trained_log_probs_are_those_of_the_sampler(dialect: str) -> None:
+    """The importance ratio of a policy's first step is 1; under a dense mask it is not."""
+    lm, num_checked = registers_lm(dialect, grace=dialect == "tip"), 0
+    for seed in range(3):
+        completion, example = check_logprobs(lm, random_text(random.Random(seed + 40), dialect))
+        every = torch.ones_like(example.sees).tril(-1)
+        if dialect == "tip" and not torch.equal(every, example.sees):
+            dense, theirs = (
+                learnt(lm, replace(example, sees=every), completion),
+                recorded(completion),
+            )
+            assert max(abs(dense[k] - theirs[k]) for k in dense) > 1e-2
+            num_checked += 1
+    assert num_checked > 0 or dialect != "tip"
+
+
+def check_logprobs(lm: LM, text: str) -> tuple[Completion, Example]:
+    """The log-probs of training are those of a run that draws the text; both of them."""
     completion = run_forced(lm, text)
     example = maker_of(lm).from_answer(prompt_ids(lm), answer_of(completion))
     of_text = maker_of(lm).from_annotated(prompt_ids(lm), text)
@@ -160,6 +212,7 @@ def test_trained_log_probs_are_those_the_sampler_records(policy: str, seed: int)
     assert mine.keys() == theirs.keys()
     assert mine
     assert max(abs(mine[k] - theirs[k]) for k in mine) < 1e-3
+    return completion, example
 
 
 def test_sampled_answers_are_learnt_as_they_were_drawn() -> None:
@@ -234,6 +287,19 @@ def test_labels_step_over_blocks() -> None:
         "promise", "promise", "promise", "length", "promise",
         "content", "content", "close", "sync", "end",
     ]  # fmt: skip
+
+
+def test_a_register_is_a_target_of_its_own_class() -> None:
+    lm = registers_lm("tip", grace=False)
+    control, encode = lm.card.control, lm.vocabulary.encode
+    prompt = prompt_ids(lm)
+    example = maker_of(lm).from_annotated(prompt, "a<reg_1>b<reg_1><reg_0>")
+    (a,), (b,), end = encode("a"), encode("b"), min(lm.vocabulary.end_ids)
+    one, zero = control["reg_1"], control["reg_0"]
+    assert example.targets[len(prompt) - 1 :].tolist() == [a, one, b, one, zero, end]
+    names = [CLASSES[k] for k in example.classes.tolist() if k >= 0]
+    assert names == ["content", "register", "content", "register", "register", "end"]
+    assert (example.targets[: len(prompt) - 1] == IGNORE).all()
 
 
 def test_targets_that_the_sampler_could_not_draw_are_none_and_counted() -> None:

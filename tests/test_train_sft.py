@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import tiny_model
 from tiny_lms import tiny_lm, tiny_tokenizer
-from train_job import annotated_rows, write_rows
+from train_job import annotated_rows, register_rows, write_rows
 
 from stretto import LM, SamplingParams
 from stretto.cli import main
@@ -96,6 +96,54 @@ def test_training_teaches_the_language(base: Path, tmp_path: Path) -> None:
     completion = LM.load(summary["model"]).generate("question 0", SamplingParams(max_tokens=200))[0]
     assert completion.text == annotated_rows(1)[0]["response"]
     assert len(completion.threads) == 3
+
+
+@pytest.mark.parametrize("how", ["--lora", "--full"])
+def test_a_model_with_registers_is_trained_loaded_and_run(
+    base: Path, tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = write_rows(tmp_path / "steps.jsonl", register_rows())
+    epochs = 16 if how == "--full" else 40
+    more = (how, "--dialect", "tip", "--registers", 3, "--grace", "--epochs", epochs, "--rank", 8)
+    code, summary, _ = run(capsys, *quick(base, rows, tmp_path / "run", *more))
+    assert code == 0
+    assert summary["train"]["illegal_targets"] == 0
+    assert summary["last"]["loss_register"] < 1.0
+    lm = LM.load(summary["model"], dtype="float32")
+    assert (lm.card.dialect, lm.card.num_registers, lm.card.grace) == ("tip", 3, True)
+    main(["run", "question 1", "--model", summary["model"], "--dtype", "float32", "--json",
+          "--max-tokens", "60", "--quiet", "--page-size", "2"])  # fmt: skip
+    told = json.loads(capsys.readouterr().out)
+    (thread,), live = told["threads"], told["live_kv"]
+    assert told["method"] == "tip"
+    assert told["usage"]["control_tokens"] >= 4
+    assert thread["num_tokens"] > told["usage"]["completion_tokens"]
+    assert live["generated_mean"] < live["dense_mean"] - told["usage"]["prompt_tokens"]
+    assert live["generated_peak"] <= live["peak"] <= live["pool_peak_slots"]
+    assert live["pool_peak_slots"] < told["usage"]["prompt_tokens"] + thread["num_tokens"]
+
+
+def test_registers_are_kept_or_refused_by_name(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = write_rows(tmp_path / "steps.jsonl", register_rows(2))
+    first = ("--full", "--dialect", "tip", "--registers", 3)
+    _, summary, _ = run(capsys, *quick(base, rows, tmp_path / "one", *first))
+    further = ("--full", "--dialect", "tip", "--strict")
+    _, again, _ = run(capsys, *quick(summary["model"], rows, tmp_path / "two", *further))
+    card = LM.load(again["model"], dtype="float32").card
+    assert (card.num_registers, card.grace) == (3, False)
+    for more, message in (
+        (("--full", "--dialect", "tip", "--registers", 4), "has 3 registers, not 4"),
+        (("--dialect", "pasta", "--registers", 4), "dialect pasta has no registers"),
+        (("--dialect", "tip", "--registers", 0), "registers is 0"),
+        (("--dialect", "tip", "--lengths", "tens"), "dialect tip promises nothing"),
+        (("--dialect", "tip", "--baseline", "--grace"), "a baseline has no registers"),
+    ):
+        code, _, err = run(capsys, *quick(summary["model"], rows, tmp_path / "three", *more))
+        assert code != 0
+        assert message in err
+        assert err.count("\n") == 1
 
 
 def test_a_baseline_is_the_same_rows_without_annotations(

@@ -29,6 +29,21 @@ def annotated_rows(count: int = 12) -> list[dict[str, Any]]:
     return rows
 
 
+def register_rows(count: int = 12) -> list[dict[str, Any]]:
+    """Rows of six steps in three registers, prompts in them."""
+    rows = []
+    for k in range(count):
+        prompt = f"question {k}"
+        steps = [f"step {i} {'and on ' * ((k + i) % 3)}" for i in range(6)]
+        row = Annotated(
+            prompt_id=prompt_id(prompt), prompt=prompt, response="".join(steps),
+            annotated="".join(f"<reg_{i % 3}>{step}" for i, step in enumerate(steps)),
+            annotator="test",
+        )  # fmt: skip
+        rows.append(row.model_dump(exclude_none=True))
+    return rows
+
+
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path

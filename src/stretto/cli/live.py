@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from stretto.cli.output import escaped
-from stretto.runtime.events import ThreadEnd, ThreadStart, Token
+from stretto.runtime.events import Evicted, ThreadEnd, ThreadStart, Token
 from stretto.trace import is_drawn
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 COLOURS = ("cyan", "magenta", "green", "yellow", "bright_blue", "bright_red", "bright_green")
 REFRESH_S = 0.08
 CURSOR = "▌"
+LET_GO = "dim strike"
+"""The style of text that its own thread no longer sees."""
 MAX_TOPIC = 24
 SPARE_ROWS = 3
 """Screen rows beside the document: two of header, one so that nothing scrolls."""
@@ -31,7 +33,11 @@ Piece = tuple[str, str]
 
 @dataclass
 class Voice:
-    """A thread as it is shown. `draft` are annotation tokens it drew before any text of its own."""
+    """A thread as it is shown. `draft` are annotation tokens it drew before any text of its own.
+
+    `begins` are the segments that its text is of and where they begin in it; `gone` those that the
+    thread no longer sees.
+    """
 
     name: str
     style: str
@@ -40,6 +46,24 @@ class Voice:
     draft: list[int] = field(default_factory=list)
     children: list[tuple[int, str]] = field(default_factory=list)
     is_open: bool = True
+    begins: list[tuple[int, int]] = field(default_factory=list)
+    gone: set[int] = field(default_factory=set)
+
+    def write(self, text: str, segment: int | None = None) -> None:
+        """More text, of a segment; by default of the last one."""
+        if segment is not None and (not self.begins or self.begins[-1][1] != segment):
+            self.begins.append((len(self.text), segment))
+        self.text += text
+
+    def pieces(self, start: int, end: int, *, final: bool) -> Iterator[Piece]:
+        """`text[start:end]`, struck out where it is gone, unless `final`."""
+        if final or not self.gone:
+            yield self.text[start:end], self.style
+            return
+        ends = [*(at for at, _ in self.begins[1:]), len(self.text)]
+        for (at, segment), until in zip(self.begins, ends, strict=True):
+            style = f"{LET_GO} {self.style}".strip() if segment in self.gone else self.style
+            yield self.text[max(start, at) : min(end, until)], style
 
 
 class LiveDocument:
@@ -50,6 +74,7 @@ class LiveDocument:
         self.voices: dict[str, Voice] = {}
         self.num_tokens = 0
         self.num_steps = 0
+        self.num_evicted = 0
 
     @property
     def num_open(self) -> int:
@@ -66,7 +91,7 @@ class LiveDocument:
                     self.voices[event.parent].children.append((event.at, event.thread))
             case Token():
                 voice = self.voices[event.thread]
-                voice.text += event.text
+                voice.write(event.text, event.segment)
                 if is_drawn(event.origin):
                     self.num_tokens += 1
                     self.num_steps = max(self.num_steps, event.step)
@@ -74,8 +99,11 @@ class LiveDocument:
                         voice.draft.append(event.token)
             case ThreadEnd():
                 voice = self.voices[event.thread]
-                voice.text += event.text
+                voice.write(event.text)
                 voice.is_open = False
+            case Evicted():
+                self.voices[event.thread].gone.add(event.segment)
+                self.num_evicted += event.num_tokens
             case _:
                 pass
 
@@ -88,12 +116,12 @@ class LiveDocument:
     def _pieces(self, voice: Voice, final: bool) -> Iterator[Piece]:
         start, before = 0, None
         for at, child in voice.children:
-            yield voice.text[start:at], voice.style
+            yield from voice.pieces(start, at, final=final)
             if not final and before is not None and before.is_open and start == at:
                 yield "\n", ""
             start, before = at, self.voices[child]
             yield from self._pieces(self.voices[child], final)
-        yield voice.text[start:], voice.style
+        yield from voice.pieces(start, len(voice.text), final=final)
         if final or not voice.is_open:
             return
         if voice.draft and not voice.text and not voice.children:
@@ -181,6 +209,7 @@ class LiveView:
                 self._method,
                 f"{document.num_open} of {len(document.voices)} threads open",
                 f"{tokens} tokens in {steps} steps",
+                *([f"{document.num_evicted} let go"] if document.num_evicted else []),
                 f"{rate:.0f} tokens/s",
                 elapsed_s,
                 self._model,

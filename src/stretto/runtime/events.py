@@ -26,7 +26,10 @@ class ThreadStart:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token was placed. `text` is what it adds to its thread's own text, maybe nothing."""
+    """A token was placed. `text` is what it adds to its thread's own text, maybe nothing.
+
+    `segment` is the one it stands in, by the name that an eviction gives it.
+    """
 
     type: ClassVar[str] = "token"
     thread: str
@@ -38,6 +41,7 @@ class Token:
     position: int
     step: int
     logprob: float | None
+    segment: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class Lane:
             position=position,
             step=self.drawn_at if drawn else step,
             logprob=self.logprob if drawn else None,
+            segment=self.thread.own.handle,
         )
         self.num_placed += 1
         if is_settled:
