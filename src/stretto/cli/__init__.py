@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stretto.cli import bench, data, doctor, eval_app, model, run, serve, trace, train
+from stretto.cli import bench, data, demo, doctor, eval_app, model, run, serve, trace, train
 
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 FILE_IS_REFUSED = (
@@ -35,6 +35,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.add_typer(eval_app.app, name="eval")
 app.add_typer(train.app, name="train")
+app.add_typer(demo.app, name="demo")
 app.command()(doctor.doctor)
 
 
