@@ -225,19 +225,24 @@ def test_large_and_slow_requests_get_an_answer_too(served: Served) -> None:
     big = b'{"x": "' + b"x" * (10 << 20) + b'"}'
     status, _, body = served.ask(CHAT, big)
     assert (status, body["error"]["code"]) == (413, "too_large")
-    with socket.create_connection(("127.0.0.1", served.port)) as raw:
+    with connected(served) as raw:
         raw.sendall(b"GET / HTTP/1.1\r\nX: " + b"y" * 40_000)
         assert b'"type":"invalid_request_error"' in read_all(raw)
-    with serving(tiny_lm(), body_timeout_s=0.2, max_body_bytes=1000) as other:
-        with socket.create_connection(("127.0.0.1", other.port), timeout=30) as raw:
-            raw.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode())
-            answer = read_all(raw)
-            assert b"408" in answer.splitlines()[0]
-            assert b"longer than 0.2 s" in answer
-        with socket.create_connection(("127.0.0.1", other.port), timeout=30) as raw:
+    with serving(tiny_lm(), body_timeout_s=0.2) as other, connected(other) as raw:
+        raw.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode())
+        answer = read_all(raw)
+        assert b"408" in answer.splitlines()[0]
+        assert b"longer than 0.2 s" in answer
+    with serving(tiny_lm(), max_body_bytes=1000, body_timeout_s=600) as other:
+        for parts in (b"800\r\n" + b"x" * 0x800, b"2\r\nxx\r\n800\r\n" + b"x" * 0x800):
             head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-            raw.sendall(head.encode() + b"800\r\n" + b"x" * 0x800 + b"\r\n0\r\n\r\n")
-            assert b"413" in read_all(raw).splitlines()[0]
+            with connected(other) as raw:
+                raw.sendall(head.encode() + parts + b"\r\n0\r\n\r\n")
+                assert b"413" in read_all(raw).splitlines()[0]
+
+
+def connected(served: Served) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", served.port), timeout=30)
 
 
 def read_all(raw: socket.socket) -> bytes:

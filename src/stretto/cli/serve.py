@@ -9,7 +9,7 @@ import typer
 
 from stretto.cli import options
 from stretto.errors import INTERRUPTED
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.shipped import DEFAULT_MODEL
 
 DEFAULT_POOL_SLOTS = 8192
 
@@ -68,7 +68,7 @@ def serve(
         drain_s=drain_s,
         max_body_bytes=max_body_bytes,
         keys=keys,
-        hosts=LOOPBACK_HOSTS if is_loopback(host) and not keys else (),
+        hosts=(*LOOPBACK_HOSTS, host) if is_loopback(host) and not keys else (),
         cors_origins=tuple(cors_origin or ()),
     )
     from stretto.server.run import open_socket, run, url_of

@@ -75,11 +75,10 @@ class Answer:
 
     def failure(self, job: Job) -> ApiError | None:
         """What a sample that is done ended with, if it is no answer."""
-        if job.is_late:
-            return too_late(self.engine.settings.deadline_s)
         reason = job.request.finish_reason
         if reason == "cancelled":
-            return shutting_down()
+            late = too_late(self.engine.settings.deadline_s)
+            return late if job.is_late else shutting_down()
         if reason == "error":
             return ApiError(500, f"decoding failed: {job.request.error}", code="decoding_failed")
         return None
@@ -188,7 +187,9 @@ async def answer_stream(answer: Answer) -> AsyncIterator[bytes]:
 
 
 def _sse(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
+    return (
+        b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    )
 
 
 class Voice:

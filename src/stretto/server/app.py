@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Scope
 
@@ -47,7 +48,7 @@ def build(lm: LM, settings: Settings) -> FastAPI:
     async def life(_: FastAPI) -> AsyncIterator[None]:
         server.engine.start()
         yield
-        server.engine.close()
+        await run_in_threadpool(server.engine.close)
 
     app = FastAPI(
         title="Stretto",

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable
+from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -37,11 +37,12 @@ class Gate:
             await self._app(scope, receive, send)
             return
         send = self._counting(scope, send)
+        reader = Reader(receive)
         try:
             self._check_head(scope)
-            body = await self._body(scope, receive)
+            body = await self._body(scope, reader)
         except ApiError as error:
-            await self._discard(receive)
+            await self._discard(reader)
             await error.response()(scope, receive, send)
             return
         if body is not None:
@@ -55,8 +56,7 @@ class Gate:
             name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
             if name not in self._hosts:
                 raise ApiError(421, f"host {name!a} is not served here", code="unknown_host")
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if self._digests and scope["method"] != "OPTIONS" and CLOSED.match(path):
+        if self._digests and scope["method"] != "OPTIONS" and CLOSED.match(_path(scope)):
             self._check_key(headers.get(b"authorization", b""))
 
     def _check_key(self, given: bytes) -> None:
@@ -72,7 +72,7 @@ class Gate:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+    async def _body(self, scope: Scope, reader: Reader) -> bytes | None:
         """The whole body; None if the client left first. Raises `ApiError` for one that is too
         large or too slow."""
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
@@ -85,40 +85,55 @@ class Gate:
         size = 0
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
-                while (message := await receive())["type"] == "http.request":
-                    parts.append(message.get("body", b""))
+                while not reader.is_over:
+                    parts.append(await reader.read())
                     size += len(parts[-1])
                     if size > limit:
                         raise _too_large(limit)
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
         except TimeoutError:
             raise ApiError(
                 408, f"the body took longer than {self._settings.body_timeout_s:g} s; send it anew"
             ) from None
-        return None
+        return None if reader.has_left else b"".join(parts)
 
-    async def _discard(self, receive: Receive) -> None:
+    async def _discard(self, reader: Reader) -> None:
         size = 0
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.body_timeout_s):
-                while size < MAX_DISCARDED_BYTES:
-                    message = await receive()
-                    size += len(message.get("body", b""))
-                    if not message.get("more_body", False):
-                        return
-        except TimeoutError:
-            return
+                while not reader.is_over and size < MAX_DISCARDED_BYTES:
+                    size += len(await reader.read())
 
     def _counting(self, scope: Scope, send: Send) -> Send:
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
-                path = scope["path"] if KNOWN.match(scope["path"]) else "other"
+                path = _path(scope) if KNOWN.match(_path(scope)) else "other"
                 method = scope["method"] if scope["method"] in ("GET", "POST") else "other"
                 self._metrics.http.labels(method, path, str(message["status"])).inc()
             await send(message)
 
         return counting
+
+
+class Reader:
+    """The body of a request, part by part. `is_over` at its end, or once the client `has_left`."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.is_over = False
+        self.has_left = False
+
+    async def read(self) -> bytes:
+        message = await self._receive()
+        self.has_left = message["type"] == "http.disconnect"
+        self.is_over = self.has_left or not message.get("more_body", False)
+        body: bytes = message.get("body", b"")
+        return body
+
+
+def _path(scope: Scope) -> str:
+    """The path within the application, wherever that is mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _digest(key: bytes) -> bytes:
@@ -132,8 +147,8 @@ def _too_large(limit: int) -> ApiError:
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """A `receive` that gives the body first, whole, and then what comes after it."""
-    pending: Iterable[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
-    messages = iter(pending)
+    whole: Message = {"type": "http.request", "body": body, "more_body": False}
+    messages = iter([whole])
 
     async def replay() -> Message:
         message = next(messages, None)
