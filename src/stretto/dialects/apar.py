@@ -10,13 +10,11 @@ count on from the fork's position.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stretto.dialects.base import Issue, Legal, Vocabulary
+from stretto.dialects.masks import mask_of, text_ids
 from stretto.effects import Close, Fork, Move, Place
 from stretto.recorder import MAIN, OpenThread, Recorder
 
@@ -57,16 +55,9 @@ class AparMasks:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        apart = vocabulary.end_ids | vocabulary.spare_ids | set(vocabulary.control.values())
-        text = [i for i in range(vocabulary.size) if i not in apart and vocabulary.decode([i])]
-        going_on = [*text, *vocabulary.end_ids]
-        self.going_on = Legal(self._only(going_on))
-        self.forking = Legal(self._only([*going_on, vocabulary.control[FORK]]))
-
-    def _only(self, ids: Iterable[int]) -> NDArray[np.bool_]:
-        mask = np.zeros(self.vocabulary.size, dtype=np.bool_)
-        mask[list(ids)] = True
-        return mask
+        going_on = [*text_ids(vocabulary), *vocabulary.end_ids]
+        self.going_on = Legal(mask_of(vocabulary, going_on))
+        self.forking = Legal(mask_of(vocabulary, [*going_on, vocabulary.control[FORK]]))
 
 
 TagPlace = tuple[int, int]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stretto.dialects.base import Legal, Vocabulary
+from stretto.dialects.masks import Mask, mask_of
 from stretto.dialects.tags import (
     ASYNC_END,
     PROMISE,
@@ -20,8 +18,6 @@ from stretto.dialects.tags import (
 )
 
 MAX_TOPIC_TOKENS = 16
-
-Mask = NDArray[np.bool_]
 
 
 class PastaMasks:
@@ -72,6 +68,4 @@ class PastaMasks:
         return not digits.startswith("0") and read_number(digits, self._max_units) is not None
 
     def _only(self, ids: Iterable[int]) -> Mask:
-        mask = np.zeros(self.vocabulary.size, dtype=np.bool_)
-        mask[list(ids)] = True
-        return mask
+        return mask_of(self.vocabulary, ids)
