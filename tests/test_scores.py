@@ -58,6 +58,7 @@ def test_control_tokens_count_in_the_path_and_not_in_the_text() -> None:
     assert speed.parallelism == 2
     assert speed.harmonic == pytest.approx(2 * 1.5 * 2 / 3.5)
     assert speed.arithmetic == 1.75
+    assert speed.matched == min(speed.parallelism, speed.speedup)
 
 
 def test_a_redundant_branch_raises_parallelism_and_not_speedup() -> None:
@@ -70,7 +71,7 @@ def test_a_redundant_branch_raises_parallelism_and_not_speedup() -> None:
 
 
 def test_no_steps_is_no_speed() -> None:
-    assert [Speed(10, 0, 0).by(v) for v in VARIANTS] == [0, 0, 0, 0]
+    assert [Speed(10, 0, 0).by(v) for v in VARIANTS] == [0] * len(VARIANTS)
     with pytest.raises(UnknownName, match="did you mean 'speedup'"):
         Speed(1, 1, 1).by("sppedup")
 

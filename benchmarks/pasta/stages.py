@@ -57,6 +57,7 @@ def stages_of(sizes: Sizes) -> list[Stage]:
     return [
         _prompts(),
         _distill(sizes),
+        _points(sizes),
         _tidy(),
         *(_annotate(sizes, name) for name in ANNOTATORS),
         _mix(sizes),
@@ -87,9 +88,18 @@ def _distill(sizes: Sizes) -> Stage:
     return Stage("distill", _minutes(sizes, 15), (command,), ("answers.jsonl",))
 
 
+def _points(sizes: Sizes) -> Stage:
+    command = (
+        "python", "points.py", "distill/answers.jsonl", *PROMPTS,
+        "--max-tokens", str(sizes.max_tokens), "--out", "points/answers.jsonl",
+    )  # fmt: skip
+    return Stage("points", _minutes(sizes, 10), (command,), ("answers.jsonl",))
+
+
 def _tidy() -> Stage:
     command = (
-        "python", "tidy.py", "distill/answers.jsonl", *PROMPTS, "--out", "tidy/answers.jsonl",
+        "python", "tidy.py", "distill/answers.jsonl", "--points", "points/answers.jsonl", *PROMPTS,
+        "--out", "tidy/answers.jsonl",
     )  # fmt: skip
     return Stage("tidy", 1, (command,))
 
@@ -183,7 +193,8 @@ def _prefer(name: str, model: str, samples: str, weight: str, sizes: Sizes) -> S
         "--answers", f"{samples}/answers.jsonl", "--scored", f"{samples}/scored.jsonl",
         "--baseline", "baseline-answers/answers.jsonl",
         "--judge", "likelihood:sft-baseline/model",
-        "--lambda", weight, "--epochs", str(sizes.prefer_epochs), "--out", name,
+        "--variant", "matched", "--lambda", weight,
+        "--epochs", str(sizes.prefer_epochs), "--out", name,
     )  # fmt: skip
     kept = ("round-1/model", "round-1/pairs.jsonl", "round-1/training/metrics.jsonl")
     return Stage(name, _minutes(sizes, 10), (command,), kept)

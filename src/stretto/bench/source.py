@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stretto.bench.program import Target, Work, check_room
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.embedded import EMBEDDED_MODEL
 
 RANDOM_SHAPE = {
     "vocab_size": 151_936,
@@ -38,7 +38,7 @@ TEXT = (
 class Source:
     """A model by `name`, or random weights drawn from `seed` if `is_random`."""
 
-    name: str = DEFAULT_MODEL
+    name: str = EMBEDDED_MODEL
     is_random: bool = False
     seed: int = 0
 

@@ -182,8 +182,10 @@ def load(
 def _is_here(model: str) -> bool:
     """Whether nothing will be fetched or converted, which shows a progress of its own."""
     from stretto.models import embedded
+    from stretto.models.shipped import shipped
 
-    return os.path.isdir(embedded.folder() if model == embedded.DEFAULT_MODEL else model)
+    names = {embedded.EMBEDDED_MODEL, *shipped()}  # all of the embedded model
+    return os.path.isdir(embedded.folder() if model in names else model)
 
 
 def answer(lm: LM, job: Job) -> int:

@@ -13,7 +13,7 @@ from stretto.cli.bench_parts import AsJson, Out, Pairs, Place, RandomShape, Seed
 from stretto.cli.bench_peers import bench_peers
 from stretto.cli.bench_scale import bench_scale
 from stretto.cli.bench_weights import bench_weights
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.embedded import EMBEDDED_MODEL
 
 if TYPE_CHECKING:
     from stretto.bench.journal import Journal
@@ -29,7 +29,7 @@ def bench_forks(
     tokens: Annotated[int, typer.Option(help="Forced tokens of each fork.")] = 64,
     pairs: Pairs = 7,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 64,
-    model: options.Model = DEFAULT_MODEL,
+    model: options.Model = EMBEDDED_MODEL,
     random_shape: RandomShape = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
@@ -77,7 +77,7 @@ def bench_step(
     rows: Annotated[str, typer.Option(help="Numbers of rows.")] = "1,2,4,8,16",
     context: Annotated[str, typer.Option(help="Lengths of the shared prefix.")] = "128,512,2048",
     pairs: Pairs = 7,
-    model: options.Model = DEFAULT_MODEL,
+    model: options.Model = EMBEDDED_MODEL,
     random_shape: RandomShape = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",

@@ -11,7 +11,7 @@ from stretto.cli import bench_parts as parts
 from stretto.cli import options
 from stretto.cli.bench_parts import AsJson, Out, Pairs, Place, Seed
 from stretto.errors import SOME_FAILED
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.embedded import EMBEDDED_MODEL
 
 if TYPE_CHECKING:
     from stretto.bench.program import Target
@@ -24,7 +24,7 @@ def bench_e2e(
     pairs: Pairs = 3,
     max_tokens: options.MaxTokens = 300,
     limit: Annotated[int | None, typer.Option(help="Only so many prompts.")] = None,
-    model: options.Model = DEFAULT_MODEL,
+    model: options.Model = EMBEDDED_MODEL,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
     engine: options.Engine = "auto",

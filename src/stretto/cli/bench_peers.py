@@ -10,7 +10,7 @@ import typer
 from stretto.cli import bench_parts as parts
 from stretto.cli import options
 from stretto.cli.bench_parts import AsJson, Out, Pairs, Place, RandomShape, Seed
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.embedded import EMBEDDED_MODEL
 
 if TYPE_CHECKING:
     from stretto.bench.journal import Journal
@@ -28,7 +28,7 @@ def bench_peers(
     forks: Annotated[int, typer.Option(help="Threads end to end; 0 leaves this out.")] = 4,
     fork_tokens: Annotated[int, typer.Option(help="Tokens of each of these threads.")] = 128,
     pairs: Pairs = 7,
-    model: options.Model = DEFAULT_MODEL,
+    model: options.Model = EMBEDDED_MODEL,
     random_shape: RandomShape = False,
     dtype: Annotated[str, typer.Option(help="Of our side; several between commas.")] = "auto",
     engine: options.Engine = "auto",

@@ -10,7 +10,7 @@ import typer
 from stretto.cli import bench_parts as parts
 from stretto.cli import options
 from stretto.cli.bench_parts import AsJson, Out, Pairs, Place, RandomShape, Seed
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.embedded import EMBEDDED_MODEL
 
 if TYPE_CHECKING:
     from stretto.bench.journal import Journal
@@ -32,7 +32,7 @@ def bench_scale(
         float | None,
         typer.Option(help="GiB that copies may take; default: a third of the free.", min=0),
     ] = None,
-    model: options.Model = DEFAULT_MODEL,
+    model: options.Model = EMBEDDED_MODEL,
     random_shape: RandomShape = False,
     dtype: options.Dtype = "auto",
     engine: options.Engine = "auto",

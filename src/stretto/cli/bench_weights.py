@@ -10,7 +10,7 @@ import typer
 from stretto.cli import bench_parts as parts
 from stretto.cli import options
 from stretto.cli.bench_parts import AsJson, Out, Place
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.embedded import EMBEDDED_MODEL
 
 if TYPE_CHECKING:
     from stretto.bench.program import Target
@@ -25,7 +25,7 @@ def bench_weights(
     field: Field = None,
     window: Annotated[int, typer.Option(help="Tokens of a window.")] = 256,
     limit: Annotated[int, typer.Option(help="Most windows.")] = 64,
-    model: options.Model = DEFAULT_MODEL,
+    model: options.Model = EMBEDDED_MODEL,
     threads: options.Threads = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     as_json: AsJson = False,

@@ -12,7 +12,7 @@ import typer
 from stretto.cli import data_options, options
 from stretto.errors import INTERRUPTED, SOME_FAILED
 from stretto.files import beside
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.embedded import EMBEDDED_MODEL
 from stretto.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def sample(
         bool, typer.Option("--no-logprobs", help="Leave log-probabilities out.")
     ] = False,
     method: options.Method = "auto",
-    model: options.Model = DEFAULT_MODEL,
+    model: options.Model = EMBEDDED_MODEL,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
     engine: options.Engine = "auto",

@@ -244,7 +244,7 @@ def _model(_: Machine) -> Iterator[Check]:
     from stretto.models.offline import way_online
 
     path = embedded.folder()
-    name, value = embedded.DEFAULT_MODEL, {"path": str(path)}
+    name, value = embedded.EMBEDDED_MODEL, {"path": str(path)}
     pull = "`stretto model pull`"
     if not path.exists():
         status: Status = "problem" if is_offline() else "note"

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.shipped import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from stretto.engines.base import Extra

@@ -8,7 +8,7 @@ import typer
 
 from stretto.cli.model_new import new
 from stretto.cli.output import say, write_json, write_line
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.embedded import EMBEDDED_MODEL
 
 if TYPE_CHECKING:
     from stretto.models import ResolvedModel
@@ -21,7 +21,7 @@ Verify = Annotated[bool, typer.Option("--verify", help="Also hash the weights an
 
 
 @app.command()
-def pull(name: Name = DEFAULT_MODEL) -> None:
+def pull(name: Name = EMBEDDED_MODEL) -> None:
     """Fetch a model, convert it if needed, and print its folder. Damaged copies are rebuilt."""
     from stretto import models
 
@@ -29,7 +29,7 @@ def pull(name: Name = DEFAULT_MODEL) -> None:
 
 
 @app.command()
-def info(name: Name = DEFAULT_MODEL, as_json: AsJson = False, verify: Verify = False) -> None:
+def info(name: Name = EMBEDDED_MODEL, as_json: AsJson = False, verify: Verify = False) -> None:
     """Describe a model that is on this disk. Nothing is fetched."""
     from stretto import models
 

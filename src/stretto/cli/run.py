@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from stretto.cli import options
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.shipped import DEFAULT_MODEL
 from stretto.params import SamplingParams
 
 if TYPE_CHECKING:

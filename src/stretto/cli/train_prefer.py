@@ -9,7 +9,7 @@ import typer
 
 from stretto.cli import data_options, eval_parts, options
 from stretto.cli import train_score as parts
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.embedded import EMBEDDED_MODEL
 
 LR = {"full": 5e-7, "lora": 2e-4}
 """Full training: PASTA's. A LoRA's matrices begin near 0 and take more."""
@@ -22,7 +22,7 @@ def _given(what: str) -> str:
 def prefer(
     *,
     out: Annotated[Path, typer.Option(metavar="DIR", help="A folder for all rounds.")],
-    model: options.Model = DEFAULT_MODEL,
+    model: options.Model = EMBEDDED_MODEL,
     rounds: Annotated[int, typer.Option(metavar="N", help="Rounds in all.")] = 1,
     answers: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help=_given("answers") + " Repeatable.")

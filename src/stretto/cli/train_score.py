@@ -11,7 +11,7 @@ import typer
 from stretto.cli import data_options, eval_parts, options
 from stretto.errors import INTERRUPTED, SOME_FAILED
 from stretto.files import beside
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.embedded import EMBEDDED_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ References = Annotated[
 ]
 Lambda = Annotated[str, typer.Option("--lambda", metavar="X", help="Weight of quality: 0 to inf.")]
 Variant = Annotated[
-    str, typer.Option(metavar="NAME", help="speedup, parallelism, harmonic or arithmetic.")
+    str, typer.Option(metavar="NAME", help="speedup, parallelism, harmonic, arithmetic or matched.")
 ]
 
 
@@ -48,7 +48,7 @@ def score(
     prompts: eval_parts.Prompts = None,
     prompt_field: data_options.PromptField = None,
     references: References = None,
-    model: options.Model = DEFAULT_MODEL,
+    model: options.Model = EMBEDDED_MODEL,
     judge: JudgeName = "likelihood",
     judge_url: eval_parts.JudgeUrl = None,
     api_key_env: eval_parts.ApiKeyEnv = "OPENAI_API_KEY",

@@ -210,14 +210,14 @@ def load_checker(
     Raises `InvalidInput` and its kinds if there is none.
     """
     from stretto.models.adapters import base_of
-    from stretto.models.embedded import DEFAULT_MODEL
+    from stretto.models.embedded import EMBEDDED_MODEL
     from stretto.models.weights import is_adapter
     from stretto.tokens import load_vocabulary
     from stretto.tokens.card import ModelCard
 
     path = None if tokenizer is None else Path(tokenizer).expanduser()
     if path is None or path.suffix.lower() == ".gguf" or not os.path.exists(path):
-        path = _resolve(DEFAULT_MODEL if tokenizer is None else tokenizer).path
+        path = _resolve(EMBEDDED_MODEL if tokenizer is None else tokenizer).path
     if is_adapter(path):
         path = base_of(path, _resolve).path
     if num_registers is None:

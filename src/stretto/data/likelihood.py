@@ -24,6 +24,7 @@ from stretto.data.likelihood_views import (
 from stretto.data.likelihood_work import Work
 from stretto.data.likelihood_write import Writer
 from stretto.data.markup import UNIT, holds_tags, promised
+from stretto.data.topics import numbered
 from stretto.dialects.pasta_masks import MAX_TOPIC_TOKENS
 from stretto.errors import InvalidInput
 from stretto.params import check_int
@@ -108,6 +109,10 @@ class LikelihoodAnnotator:
         return self.scorer.score([sheet])[0] if sheet.readings else []
 
     def _topic(self, work: Work, index: int, alone: LogProbs | None) -> str:
+        name = self._name(work, index, alone)
+        return numbered(name, work.response, work.parts[index].unit)
+
+    def _name(self, work: Work, index: int, alone: LogProbs | None) -> str:
         part = work.parts[index]
         text = part.topic.text
         if part.unit.is_lead or (part.topic.is_name and is_name(text)):

@@ -59,9 +59,11 @@ class ModelScorer:
         offline: bool | None = None,
     ) -> ModelScorer:  # fmt: skip
         """The embedded model, a folder, a GGUF file or a hub name. Raises as `LM.load` does."""
-        from stretto.models import DEFAULT_MODEL, load_hf, resolve
+        from stretto.models import EMBEDDED_MODEL, load_hf, resolve
 
-        resolved = resolve(DEFAULT_MODEL if name_or_path is None else name_or_path, offline=offline)
+        resolved = resolve(
+            EMBEDDED_MODEL if name_or_path is None else name_or_path, offline=offline
+        )
         model, tokenizer = load_hf(resolved.path, dtype=dtype, device=device)
         return cls(model, tokenizer, name=resolved.name)
 

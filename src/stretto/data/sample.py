@@ -17,6 +17,7 @@ from stretto.params import SamplingParams
 if TYPE_CHECKING:
     from stretto.completion import Completion
     from stretto.lm import LM
+    from stretto.methods import Method
     from stretto.stream import Stream
     from stretto.trace import Origin
 
@@ -53,7 +54,7 @@ def sample_answers(
     tasks: Sequence[Task],
     params: SamplingParams,
     *,
-    method: str = "auto",
+    method: str | Method = "auto",
     batch: int = 32,
     keep_prompts: bool = True,
     keep_logprobs: bool = True,
@@ -79,7 +80,7 @@ def sample_streams(
     tasks: Sequence[Task],
     params: SamplingParams,
     *,
-    method: str = "auto",
+    method: str | Method = "auto",
     batch: int = 32,
     report: Callable[[int], None] | None = None,
 ) -> Generator[tuple[Task, Stream | Reject], None, None]:
@@ -115,7 +116,7 @@ def sample_streams(
             stream.close()
 
 
-def _submit(lm: LM, task: Task, params: SamplingParams, method: str) -> Stream | Reject:
+def _submit(lm: LM, task: Task, params: SamplingParams, method: str | Method) -> Stream | Reject:
     own = replace(params, seed=request_seed(params.seed, task.prompt))
     try:
         return lm.submit(task.prompt, own, method=method, sample=task.sample)

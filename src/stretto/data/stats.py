@@ -28,8 +28,8 @@ DEFINITIONS = {
     "threads": "most threads that draw a token in the same step",
     "length_ratio": "tokens of a chunk per token promised, chunks with text only",
     "in_chunks": "share of the response's tokens that stand in chunks",
-    "live_tokens": "response tokens that one of them sees, itself and control tokens included: mean "
-    "over tokens and rows, the most of any; dense: with nothing forgotten",
+    "live_tokens": "response tokens that one of them sees, itself and control tokens included: "
+    "mean over tokens and rows, the most of any; dense: with nothing forgotten",
 }
 
 

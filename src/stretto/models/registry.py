@@ -10,10 +10,11 @@ from typing import Literal
 
 from stretto.errors import ModelUnavailable, UnknownName
 from stretto.models import embedded, gguf_cache
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.embedded import EMBEDDED_MODEL
 from stretto.models.folder import ModelFacts, inspect_folder
 from stretto.models.offline import is_offline, way_online
 from stretto.models.progress import Report, shown_on_stderr
+from stretto.models.shipped import shipped
 from stretto.models.weights import is_adapter
 
 Source = Literal["embedded", "folder", "gguf", "hub", "adapter"]
@@ -37,18 +38,19 @@ class ResolvedModel:
 
 
 def resolve(
-    name_or_path: str | os.PathLike[str] = DEFAULT_MODEL,
+    name_or_path: str | os.PathLike[str] = EMBEDDED_MODEL,
     *,
     offline: bool | None = None,
     report: Report | None = None,
 ) -> ResolvedModel:
     """Return the model that `name_or_path` stands for, fetching or converting it if needed.
 
-    Tried in this order: the name of the embedded model, an existing folder, a GGUF file, a hub
-    name `org/model`. Offline, what is not on this disk already is refused. Converted models are
-    compared with the hashes in their manifest at each call. A folder may hold an adapter: its base
-    is then resolved too, and `facts` are those of both together. Progress goes to `report`, by
-    default to stderr. Raises `UnknownName`, `ModelUnavailable` or `Unsupported`.
+    Tried in this order: the name of the embedded model or of one that comes with the package, an
+    existing folder, a GGUF file, a hub name `org/model`. Offline, what is not on this disk already
+    is refused. Converted models are compared with the hashes in their manifest at each call. A
+    folder may hold an adapter: its base is then resolved too, and `facts` are those of both
+    together. Progress goes to `report`, by default to stderr. Raises `UnknownName`,
+    `ModelUnavailable` or `Unsupported`.
     """
     name = os.fspath(name_or_path)
     with _reading(), _reporting(report) as reporter:
@@ -65,7 +67,7 @@ def _inspect_adapter(path: Path, offline: bool | None, report: Report) -> ModelF
 
 
 def pull(
-    name_or_path: str | os.PathLike[str] = DEFAULT_MODEL,
+    name_or_path: str | os.PathLike[str] = EMBEDDED_MODEL,
     *,
     offline: bool | None = None,
     report: Report | None = None,
@@ -73,7 +75,7 @@ def pull(
     """Like `resolve`, but a converted model whose cached files are damaged is built again."""
     name = os.fspath(name_or_path)
     with _reading(), _reporting(report) as reporter:
-        if name == DEFAULT_MODEL and not is_offline(offline):
+        if name == EMBEDDED_MODEL and not is_offline(offline):
             embedded.pull(reporter)
         elif (path := _gguf_path(name)) is not None:
             gguf_cache.converted(path, reporter, repair=True)
@@ -81,8 +83,10 @@ def pull(
 
 
 def _locate(name: str, offline: bool, report: Report) -> tuple[Path, Source]:
-    if name == DEFAULT_MODEL:
+    if name == EMBEDDED_MODEL:
         return _embedded(offline, report), "embedded"
+    if (packaged := shipped().get(name)) is not None:
+        return packaged, "folder"
     path = Path(os.path.expanduser(name))  # leaves an unknown ~user as it is
     if name and os.path.isdir(path):  # False, not an error, for a name too long to be a path
         return path.resolve(), "folder"
@@ -94,7 +98,7 @@ def _locate(name: str, offline: bool, report: Report) -> tuple[Path, Source]:
         raise ModelUnavailable(f"no model at {path}; give a folder with a config.json")
     if HUB_NAME.fullmatch(name):
         return _hub(name, offline), "hub"
-    raise UnknownName("model or folder", name, [DEFAULT_MODEL])
+    raise UnknownName("model or folder", name, [EMBEDDED_MODEL, *shipped()])
 
 
 def _embedded(offline: bool, report: Report) -> Path:

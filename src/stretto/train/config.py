@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from stretto.dialects.registers import MAX_REGISTERS
 from stretto.errors import InvalidInput
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.embedded import EMBEDDED_MODEL
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -26,7 +26,7 @@ class SftConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = DEFAULT_MODEL
+    model: str = EMBEDDED_MODEL
     out: str | None = None
     data: list[str] = Field(default_factory=list)
     prompts: list[str] = Field(default_factory=list)

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from stretto.models.embedded import DEFAULT_MODEL
+from stretto.models.embedded import EMBEDDED_MODEL
 from stretto.train.config import checked, read_toml
 
 COSTS = frozenset({"requests", "pool_slots", "engine", "checkpoint_every", "pack_tokens"})
@@ -29,7 +29,7 @@ class GrpoConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = DEFAULT_MODEL
+    model: str = EMBEDDED_MODEL
     out: str | None = None
 
     task: str = "exact"

@@ -2,7 +2,8 @@
 
 PASTA scores a candidate by `speedup + lambda * quality` (thesis 3.4): its theoretical speedup over
 the sequential baseline's answer, and what a judge says. The variants of the first term are those
-of the paper's ablation; parallelism alone rewards branches that say the same thing twice.
+of the paper's ablation, and `matched`; parallelism alone rewards branches that say the same thing
+twice, and speedup alone, under a judge that is blind to what is left out, answers that say less.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from stretto.data.rows import Answer
 from stretto.dialects.tags import ASYNC, ASYNC_END, PROMISE, PROMISE_END, SYNC, TOKENS
 from stretto.errors import InvalidInput, UnknownName
 
-VARIANTS = ("speedup", "parallelism", "harmonic", "arithmetic")
+VARIANTS = ("speedup", "parallelism", "harmonic", "arithmetic", "matched")
 
 REDUNDANT_NGRAM = 3
 REDUNDANT_SHARE = 0.5
@@ -53,6 +54,12 @@ class Speed:
     @property
     def arithmetic(self) -> float:
         return (self.speedup + self.parallelism) / 2
+
+    @property
+    def matched(self) -> float:
+        """The fewer of both answers' tokens, a step: 1 for a shorter sequential answer, so that
+        nothing is gained by saying less, nor by saying more than the baseline."""
+        return min(self.baseline_tokens, self.text_tokens) / self.steps if self.steps else 0.0
 
     def by(self, variant: str) -> float:
         """The figure called `variant`, one of `VARIANTS`. Raises `UnknownName`."""

@@ -1,0 +1,16 @@
+"""Models that come with the package: adapters and tiny ones, each with a card (`README.md`)."""
+
+from pathlib import Path
+
+from stretto.models.embedded import EMBEDDED_MODEL
+
+FOLDER = Path(__file__).parent / "shipped"
+DEFAULT_MODEL = EMBEDDED_MODEL
+"""What answers unless another model is named."""
+
+
+def shipped() -> dict[str, Path]:
+    """Names of the models in this installation, and their folders."""
+    if not FOLDER.is_dir():
+        return {}
+    return {path.name: path for path in sorted(FOLDER.iterdir()) if path.is_dir()}
