@@ -4,7 +4,7 @@
         --out answers.tidy.jsonl
 
 An answer ends before the first unit (item, paragraph, run of sentences) that repeats an earlier
-one or its name, or in which a run of six words comes a second time. One that was cut off ends
+one or its name, or in which a run of eight words comes a second time. One that was cut off ends
 before its last unit. What is then too short is left out. Nothing else is changed, and no word is
 added. An answer in points (`points.py`) takes the other one's place if three points are left.
 """
@@ -30,7 +30,7 @@ SAID_WORDS = 6
 """Units of fewer words may repeat one another: headings, names."""
 LONGEST_WORD = 40
 """An answer with a longer one is left out."""
-RUN_WORDS = 6
+RUN_WORDS = 8
 LEAST_POINTS = 3
 
 
