@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from stretto.cli.options import MAX_THREADS
+
 
 def _option(panel: str, text: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
@@ -66,6 +68,9 @@ Rank = Annotated[Number, _option("Model", "Of the LoRA.", metavar="N")]
 Alpha = Annotated[Real, _option("Model", "Of the LoRA; twice the rank.", metavar="X")]
 Targets = Annotated[Name, _option("Model", "all, attention, mlp, or layer names.")]
 Dtype = Annotated[Name, _option("Model", "bfloat16 or float32.")]
+Threads = Annotated[
+    Number, _option("Model", "CPU threads to compute with.", metavar="N", min=1, max=MAX_THREADS)
+]
 Device = Annotated[Name, _option("Model", "cpu, cuda or cuda:N.")]
 
 Steps = Annotated[Number, _option("Steps", "Rounds of answers.", metavar="N")]
@@ -132,6 +137,7 @@ def grpo(
     checkpoint_every: CheckpointEvery = None,
     dtype: Dtype = None,
     device: Device = None,
+    threads: Threads = None,
     seed: Seed = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -142,9 +148,10 @@ def grpo(
     The same command goes on where it ended; no answer is drawn twice.
     """
     changes = dict(locals())
-    for name in ("config", "lora", "full", "dry_run", "as_json", "quiet"):
+    for name in ("config", "lora", "full", "threads", "dry_run", "as_json", "quiet"):
         changes.pop(name)
     from stretto.cli.train_parts import plain_values
+    from stretto.cli.train_score import set_threads
     from stretto.errors import InvalidInput
     from stretto.train.grpo_config import GrpoConfig
 
@@ -152,6 +159,7 @@ def grpo(
         raise InvalidInput("--lora and --full are both given; leave one out")
     changes["how"] = "lora" if lora else "full" if full else None
     settings = GrpoConfig.read(config, plain_values(changes))
+    set_threads(threads)
     if dry_run:
         _show_estimate(settings, as_json)
         return
