@@ -29,7 +29,7 @@ from stretto.engines.hf import HFEngine
 from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
 from stretto.runtime.memory import RequestMemory
 from stretto.runtime.pool import SlotList
-from stretto.runtime.views import Cursor, ListCursor, Run
+from stretto.runtime.views import Cursor, ListCursor, Run, View
 
 pytestmark = kernels_for("float32")
 KINDS = ["llama", "qwen2", "qwen3"]
@@ -185,12 +185,14 @@ def test_lists_hold_what_the_masks_show_in_trace_order(seed: int) -> None:
         def __init__(self, engine: FusedEngine) -> None:
             self.engine = engine
             self.cursors: dict[int, Cursor] = {}
+            self.views: list[View] = []  # kept alive, so that no two have the same id
 
         def __getattr__(self, name: str) -> object:
             return getattr(self.engine, name)
 
         def forward(self, runs: list[Run]) -> torch.Tensor:
             logits = self.engine.forward(runs)
+            self.views += [run.view for run in runs]
             seen: list[tuple[list[int], list[int]]] = []
             for run in runs:
                 key = id(run.view)

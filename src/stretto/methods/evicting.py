@@ -10,7 +10,7 @@ within a page nothing changes. Positions go on counting: a token's is that of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar
 
 from stretto.dialects.plain import PlainSession
@@ -19,6 +19,7 @@ from stretto.errors import InvalidInput
 from stretto.methods.budget import Budget
 from stretto.methods.spelling import spell
 from stretto.params import check_int
+from stretto.trace import IdSet
 
 if TYPE_CHECKING:
     from stretto.lm import LM
@@ -28,25 +29,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page that may be hidden. `attention`: the mass it was given so far, 0.0 if none is kept."""
+    """A page that may be hidden: a segment, and how many tokens it has."""
 
     handle: int
     num_tokens: int
-    attention: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """Where a method's random numbers come from: the request's seed and sample, and the thread and
-    index of the token about to be placed."""
+class Moment:
+    """When pages must go: before token `index` of a thread, of a request's `seed` and `sample`.
 
+    `room`: the budget less what is pinned. `attention`: by page, the mass it has been given so far;
+    empty unless it was wanted.
+    """
+
+    room: int
+    attention: Mapping[int, float]
     seed: int
     sample: int
     thread: str
     index: int
 
     def number(self, k: int) -> float:
-        """The `k`-th number in [0, 1) at this token, apart from those that draw tokens."""
+        """The `k`-th random number in [0, 1) of this moment, apart from those that draw tokens."""
         from stretto.runtime.sampler import uniform
 
         return uniform(self.seed, self.sample, f"{self.thread}/evict.{k}", self.index)
@@ -104,11 +109,9 @@ class EvictingMethod:
         """Tokens that the budget must hold besides what is pinned: one page, or more."""
         return page_tokens
 
-    def victims(self, pages: Sequence[Page], room: int, draws: Draws) -> Iterator[Page]:
-        """The pages that may be hidden, first the one to go first.
-
-        `pages`: oldest first, none of them pinned. `room`: the budget less what is pinned.
-        """
+    def victims(self, pages: Sequence[Page], moment: Moment) -> Iterator[Page]:
+        """The pages that may be hidden, first the one to go first. `pages`: oldest first, none of
+        them pinned."""
         raise NotImplementedError
 
     # -- what the runtime asks for -------------------------------------------------------------
@@ -139,9 +142,20 @@ class EvictingMethod:
         return Eviction(self, page, least, params.seed, sample)
 
 
+@dataclass(slots=True)
+class Kept:
+    """What a thread sees, as `bits`: pages that may be hidden, oldest first, and tokens that may
+    not. `limit`: how many tokens the page under way may have."""
+
+    bits: int = 0
+    pages: list[Page] = field(default_factory=list)
+    num_pinned: int = 0
+    limit: int = 0
+
+
 class Eviction:
-    """The policy of one request. It keeps no state but how long the page under way may become:
-    what is visible is read from the thread."""
+    """The policy of one request. What is kept is read from the thread; it is remembered only so as
+    not to be read again while nothing but this policy changes it."""
 
     def __init__(
         self, method: EvictingMethod, page_tokens: int, least: int, seed: int, sample: int
@@ -154,7 +168,7 @@ class Eviction:
         self._page_tokens = page_tokens
         self._least = least
         self._seed, self._sample = seed, sample
-        self._limits: dict[str, int] = {}
+        self._kept: dict[str, Kept] = {}
 
     def cuts(self, num_prompt_tokens: int) -> list[int]:
         """A pinned prompt is one segment."""
@@ -166,47 +180,52 @@ class Eviction:
     def act(
         self, recorder: Recorder, thread: OpenThread, attention: Mapping[int, float] | None
     ) -> list[Cut | Evict]:
-        own = thread.own
-        if own.tokens and len(own.tokens) < self._limits[thread.name]:
+        own, kept = thread.own, self._kept.setdefault(thread.name, Kept())
+        if own.tokens and len(own.tokens) < kept.limit:
             return []
-        length = thread.next_position
-        limit = self._limits[thread.name] = self._limit(length)
+        self._read(kept, recorder, thread)
+        length, sinks = thread.next_position, self._method.num_sinks
+        kept.limit = sinks - length if length < sinks else self._page_tokens
         # A share grows more slowly than the page does, so that its end decides.
-        budget = max(self._least, self._budget.tokens(length + limit))
-        handles = [*thread.sees, own.handle] if own.tokens else list(thread.sees)
-        moves: list[Cut | Evict] = [Cut()] if own.tokens else []
-        return moves + self._hide(recorder, thread, handles, attention or {}, budget - limit)
+        budget = max(self._least, self._budget.tokens(length + kept.limit))
+        room = budget - kept.num_pinned
+        moment = Moment(
+            room, attention or {}, self._seed, self._sample, thread.name, thread.num_drawn
+        )
+        hidden = self._choose(kept, room - kept.limit, moment)
+        cut: list[Cut | Evict] = [Cut()] if own.tokens else []
+        return cut + [Evict(page.handle) for page in hidden]
 
-    def _limit(self, length: int) -> int:
-        """How many tokens the page may have that begins after `length` tokens."""
-        sinks = self._method.num_sinks
-        return sinks - length if length < sinks else self._page_tokens
-
-    def _hide(
-        self, recorder: Recorder, thread: OpenThread, handles: list[int],
-        attention: Mapping[int, float], room: int,
-    ) -> list[Cut | Evict]:  # fmt: skip
-        """Hides pages until those left come to `room` tokens at most."""
-        pinned, pages = 0, []
-        for handle in handles:
+    def _read(self, kept: Kept, recorder: Recorder, thread: OpenThread) -> None:
+        """Brings `kept` to what the thread sees, its own segment included if it has tokens."""
+        own = thread.own
+        bits = thread.bits | (bool(own.tokens) << own.handle)
+        new = IdSet(bits=bits & ~kept.bits)
+        if kept.bits & ~bits or (kept.pages and min(new, default=0) < kept.pages[-1].handle):
+            kept.pages, kept.num_pinned, new = [], 0, IdSet(bits=bits)
+        for handle in new:
             segment = recorder.segments[handle]
-            size = len(segment.tokens)
-            is_prompt = segment.origins[0] == "prompt"
-            if segment.positions[0] < self._method.num_sinks or (
-                is_prompt and self._method.pin_prompt
-            ):
-                pinned += size
+            is_sink = segment.positions[0] < self._method.num_sinks
+            if is_sink or (self._method.pin_prompt and segment.origins[0] == "prompt"):
+                kept.num_pinned += len(segment.tokens)
             else:
-                pages.append(Page(handle, size, attention.get(handle, 0.0)))
-        excess = pinned + sum(page.num_tokens for page in pages) - room
+                kept.pages.append(Page(handle, len(segment.tokens)))
+        kept.bits = bits
+
+    def _choose(self, kept: Kept, room: int, moment: Moment) -> list[Page]:
+        """Takes out pages until those left come to `room` tokens at most; returns them."""
+        excess = sum(page.num_tokens for page in kept.pages) - room
         if excess <= 0:
             return []
-        hidden: list[Cut | Evict] = []
-        draws = Draws(self._seed, self._sample, thread.name, thread.num_drawn)
-        budget = room + self._limits[thread.name]
-        for page in self._method.victims(pages, budget - pinned, draws):
-            hidden.append(Evict(page.handle))
+        hidden: list[Page] = []
+        for page in self._method.victims(kept.pages, moment):
+            hidden.append(page)
             excess -= page.num_tokens
             if excess <= 0:
-                return hidden
-        raise AssertionError(f"method {self.name!r} cannot get down to {room} tokens")
+                break
+        if excess > 0:
+            raise AssertionError(f"method {self.name!r} cannot get down to {room} tokens")
+        gone = {page.handle for page in hidden}
+        kept.pages = [page for page in kept.pages if page.handle not in gone]
+        kept.bits &= ~sum(1 << handle for handle in gone)
+        return hidden

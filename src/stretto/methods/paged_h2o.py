@@ -13,15 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stretto.methods.evicting import Draws, EvictingMethod, Page
+from stretto.methods.evicting import EvictingMethod, Moment, Page
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagedH2O(EvictingMethod):
     """Hides the page with the lowest score first, the older one of two alike; never a page with
-    one of the last `room // 2` tokens, so that new pages have time to be attended to.
-
-    `room`: the budget less what is pinned. The engine must give the attention mass.
+    one of the last `room // 2` tokens, `room` being the budget less what is pinned, so that new
+    pages have time to be attended to. The engine must give the attention mass.
     """
 
     rule: ClassVar[str] = "paged_h2o"
@@ -38,9 +37,12 @@ class PagedH2O(EvictingMethod):
         """The page under way, and the recent half with the pages that it cuts into."""
         return 4 * page_tokens
 
-    def victims(self, pages: Sequence[Page], room: int, draws: Draws) -> Iterator[Page]:
+    def victims(self, pages: Sequence[Page], moment: Moment) -> Iterator[Page]:
+        def score(page: Page) -> float:
+            return moment.attention.get(page.handle, 0.0) / page.num_tokens
+
         num_old, num_recent = len(pages), 0
-        while num_old and num_recent < room // 2:
+        while num_old and num_recent < moment.room // 2:
             num_old -= 1
             num_recent += pages[num_old].num_tokens
-        return iter(sorted(pages[:num_old], key=lambda page: page.attention / page.num_tokens))
+        return iter(sorted(pages[:num_old], key=score))

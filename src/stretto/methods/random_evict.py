@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stretto.methods.evicting import Draws, EvictingMethod, Page
+from stretto.methods.evicting import EvictingMethod, Moment, Page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class RandomEvict(EvictingMethod):
 
     rule: ClassVar[str] = "random_evict"
 
-    def victims(self, pages: Sequence[Page], room: int, draws: Draws) -> Iterator[Page]:
+    def victims(self, pages: Sequence[Page], moment: Moment) -> Iterator[Page]:
         left = list(pages)
         for k in range(len(pages)):
-            yield left.pop(int(draws.number(k) * len(left)))
+            yield left.pop(int(moment.number(k) * len(left)))

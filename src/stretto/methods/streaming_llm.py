@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stretto.methods.evicting import Draws, EvictingMethod, Page
+from stretto.methods.evicting import EvictingMethod, Moment, Page
 from stretto.params import check_int
 
 
@@ -41,5 +41,5 @@ class StreamingLLM(EvictingMethod):
     def num_sinks(self) -> int:
         return self.sinks
 
-    def victims(self, pages: Sequence[Page], room: int, draws: Draws) -> Iterator[Page]:
+    def victims(self, pages: Sequence[Page], moment: Moment) -> Iterator[Page]:
         return iter(pages)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stretto.methods.evicting import Draws, EvictingMethod, Page
+from stretto.methods.evicting import EvictingMethod, Moment, Page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,5 +15,5 @@ class Window(EvictingMethod):
 
     rule: ClassVar[str] = "window"
 
-    def victims(self, pages: Sequence[Page], room: int, draws: Draws) -> Iterator[Page]:
+    def victims(self, pages: Sequence[Page], moment: Moment) -> Iterator[Page]:
         return iter(pages)
