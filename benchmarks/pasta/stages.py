@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-Command = tuple[str, ...]
+from stretto.bench.stages import Command, Stage
+
 PROMPTS = ("--prompts", "prompts/prompts.jsonl")
 ANNOTATORS = ("likelihood", "structure", "apar")
 TRAIN, PREFER = "0-80", "80-100"
@@ -33,23 +34,6 @@ class Sizes:
 NORMAL = Sizes(2000, 1300, 2, 8, 160, 1, ("0.25", "1", "4", "inf"), 2, 100, 500)
 FULL = Sizes(2900, 2000, 2, 10, 600, 1, ("0", "1", "2", "4", "8", "inf"), 3, 400, 1500, minutes=4)
 QUICK = Sizes(40, 30, 1, 2, 6, 1, ("4",), 1, 3, 8, max_tokens=224, minutes=0.01)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Commands in order, run in the work folder. `keeps`: files and folders under the stage's
-    folder that are kept with the results; a stage that keeps nothing is run every time. `within`:
-    the folder, where it is not of the stage's name: stages that go on with one another's work."""
-
-    name: str
-    minutes: int
-    commands: tuple[Command, ...]
-    keeps: tuple[str, ...] = ()
-    within: str | None = None
-
-    @property
-    def folder(self) -> str:
-        return self.name if self.within is None else self.within
 
 
 def stages_of(sizes: Sizes) -> list[Stage]:
