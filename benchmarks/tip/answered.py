@@ -1,0 +1,140 @@
+"""Rows of the TIP experiment: an answer to a problem, whether it is right, and what it held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from stretto.completion import Completion
+from stretto.data.rows import Row, read_rows
+from stretto.problems import Problem, parse_sizes, problems
+from stretto.trace import Trace, is_prompt
+
+if TYPE_CHECKING:
+    from stretto.completion import LiveKV
+
+PAGES = (1, 4, 8, 16)
+"""Page sizes that slots are told for; of one token a page they are the live tokens."""
+
+
+class Solved(Row):
+    """An answer. `label`: how it was decoded. `live_*` are tokens that a token of the answer sees,
+    itself included; with `generated` those of the prompt are left out. `slots`: by page size what
+    the pages of these tokens hold, each segment on pages of its own: mean, peak, and both without
+    the prompt. `method`: with all settings. `text`: as it was written, registers included."""
+
+    kind: ClassVar[str] = "solved"
+    label: str
+    problem: str
+    task: str
+    size: int
+    method: str
+    is_right: bool
+    is_exact: bool
+    finish: str
+    num_prompt_tokens: int
+    num_tokens: int
+    live_mean: float
+    live_peak: int
+    generated_mean: float
+    generated_peak: int
+    slots: dict[str, tuple[float, int, float, int]]
+    text: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.label}/{self.problem}"
+
+    @property
+    def dense_generated_mean(self) -> float:
+        """What `generated_mean` is with nothing let go of, at the same length."""
+        return (self.num_tokens + 1) / 2
+
+
+class Timed(Row):
+    """A set of answers that were decoded together: seconds by the clock, tokens drawn."""
+
+    kind: ClassVar[str] = "timed"
+    label: str
+    part: str
+    num_answers: int
+    num_tokens: int
+    seconds: float
+
+    @property
+    def key(self) -> str:
+        return f"{self.label}/{self.part}"
+
+
+def solved(label: str, problem: Problem, completion: Completion) -> Solved:
+    """The row of a completion. One that was cut short is wrong."""
+    text = completion.annotated
+    return row_of(
+        label, problem, text, completion.trace,
+        live=completion.live_kv, finish=completion.finish_reason, method=completion.method,
+    )  # fmt: skip
+
+
+def row_of(
+    label: str, problem: Problem, text: str, trace: Trace, *,
+    live: LiveKV, finish: str, method: str,
+) -> Solved:  # fmt: skip
+    ended = finish == "stop"
+    return Solved(
+        label=label,
+        problem=problem.id,
+        task=problem.task,
+        size=problem.size,
+        method=method,
+        is_right=ended and problem.check(text),
+        is_exact=ended and problem.first_wrong(text) is None,
+        finish=finish,
+        num_prompt_tokens=sum(map(len, trace.prompt)),
+        num_tokens=trace.num_tokens,
+        live_mean=float(f"{live.mean:.9g}"),
+        live_peak=live.peak,
+        generated_mean=float(f"{live.generated_mean:.9g}"),
+        generated_peak=live.generated_peak,
+        slots={str(page): slots_of(trace, page) for page in PAGES},
+        text=text,
+    )
+
+
+def slots_of(trace: Trace, page: int) -> tuple[float, int, float, int]:
+    """Slots of the pages that hold what a token of the answer sees, itself included: mean and peak,
+    and both without the prompt's pages. Zeros for an empty answer."""
+    whole, generated = [], []
+    sizes = [_in_pages(len(segment), page) for segment in trace.segments]
+    for segment in trace.response:
+        seen = sum(sizes[k] for k in segment.sees)
+        prompt = sum(sizes[k] for k in segment.sees if is_prompt(trace.segments[k]))
+        for length in range(1, len(segment) + 1):
+            whole.append(seen + _in_pages(length, page))
+            generated.append(whole[-1] - prompt)
+    if not whole:
+        return 0.0, 0, 0.0, 0
+    number = len(whole)
+    means = (float(f"{sum(values) / number:.9g}") for values in (whole, generated))
+    whole_mean, generated_mean = means
+    return whole_mean, max(whole), generated_mean, max(generated)
+
+
+def _in_pages(num_tokens: int, page: int) -> int:
+    return -(-num_tokens // page) * page
+
+
+def read_solved(paths: Iterable[Path]) -> list[Solved]:
+    """The rows of files, in order."""
+    return [row for path in paths for row in read_rows(path, Solved)]
+
+
+def problems_of(
+    tasks: Sequence[str], sizes: Sequence[str], num: int, split: str
+) -> dict[tuple[str, str], list[Problem]]:
+    """By task and sizes `num` problems of a split, sizes in turn."""
+    return {
+        (task, size): list(problems(task, parse_sizes(size), num, split=split))
+        for task in tasks
+        for size in sizes
+    }
