@@ -25,12 +25,14 @@ from caches import Budgeted
 
 from stretto.errors import InvalidInput
 from stretto.files import write_atomically
-from stretto.methods import extras
+from stretto.methods import EVICTING, extras
 from stretto.problems import Problem
 
-METHODS: dict[str, int] = {"window": 1, "streaming_llm": 1, "paged_h2o": 4, "random_evict": 1}
-"""Rules, and tokens a page: single ones where that takes no longer, which is to their advantage."""
+PAGE_TOKENS = 1
+"""Hidden together: single tokens, so that each method makes the most of its budget."""
 SINKS = 4
+LEAST = 4 + SINKS
+"""A budget that every method can hold."""
 
 
 def window_budget(live: float, length: float) -> float:
@@ -81,8 +83,7 @@ def chosen(
     length = statistics.fmean(len(p.response()) for p in problems)
     sinks = SINKS if method.rule == "streaming_llm" and not method.pin_prompt else 0
     guess = round(window_budget(target, length)) + sinks
-    low = max(1 + SINKS, 4 * method.page_tokens) if method.rule != "window" else 1
-    budget = smallest(low, max(low, 4 * guess), is_enough, guess)
+    budget = smallest(LEAST, max(LEAST, 4 * guess), is_enough, guess)
     if budget not in held:
         is_enough(budget)
     return {
@@ -111,7 +112,7 @@ def main() -> int:
     rows = read_solved(given.held)
     cells = problems_of(given.tasks.split(","), given.sizes.split(","), given.num, given.split)
     found: list[dict[str, Any]] = []
-    for rule, page in METHODS.items():
+    for rule in EVICTING:
         requests = REQUESTS_LISTENING if extras(needed(rule)) else REQUESTS
         slots = slots_for([p for cell in cells.values() for p in cell], requests)
         lm = load(given.model, slots, needed(rule))
@@ -124,7 +125,7 @@ def main() -> int:
                     f"{len(names)} {task} problems of sizes {sizes}; answer those first"
                 )
             for pin in (False, True):
-                method = Budgeted(rule, 1, pin, page)
+                method = Budgeted(rule, LEAST, pin, PAGE_TOKENS)
                 row = chosen(lm, problems, method, held_on_average(held), requests)
                 found.append({"task": task, "sizes": sizes, **row})
                 print(f"{task} {sizes} {method.label}: {row['tried']}", file=sys.stderr)

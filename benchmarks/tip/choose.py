@@ -1,17 +1,21 @@
 """Chooses the weight of KV by answers to problems of the validation split, and nothing else.
 
     python benchmarks/tip/choose.py --plain valid/tip-grpo-0.jsonl \\
-        --weight 0.3=valid/a.jsonl --weight 1=valid/b.jsonl --out choose/kv.toml
+        --weight 0.3=valid/a.jsonl:runs/a --weight 1=valid/b.jsonl:runs/b --out choose
+
+Each weight with its answers and the run that it was trained in.
 
 Of the weights whose accuracy is not below that of weight 0 by more than `--tolerance`, the one that
-holds the fewest live generated tokens; if there is none, the most accurate one. Written as settings
-of `stretto train grpo`, with how it came about beside them.
+holds the fewest live generated tokens; if there is none, the most accurate one. The folder `--out`
+gets `kv.toml`, settings of `stretto train grpo` for other seeds, `choice.json`, which says how it
+came about, and model and metrics of the run that was chosen.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
 from pathlib import Path
@@ -43,12 +47,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--plain", type=Path, required=True)
-    parser.add_argument("--weight", action="append", required=True, metavar="X=FILE")
+    parser.add_argument("--weight", action="append", required=True, metavar="X=FILE:RUN")
     parser.add_argument("--tolerance", type=float, default=0.01)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    files = dict(text.split("=", 1) for text in given.weight)
-    weights = {name: read_solved([Path(file)]) for name, file in files.items()}
+    runs: dict[str, Path] = {}
+    weights: dict[str, list[Solved]] = {}
+    for text in given.weight:
+        name, _, rest = text.partition("=")
+        file, _, folder = rest.partition(":")
+        weights[name], runs[name] = read_solved([Path(file)]), Path(folder)
     plain = read_solved([given.plain])
     found = choice(plain, weights, given.tolerance)
     told = {
@@ -59,9 +67,12 @@ def main() -> int:
             for name, rows in {"0": plain, **weights}.items()
         },
     }
-    write_atomically(given.out, f"kv_weight = {float(found)}\n".encode())
+    given.out.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(runs[found] / "model", given.out / "model", dirs_exist_ok=True)
+    shutil.copy(runs[found] / "metrics.jsonl", given.out / "metrics.jsonl")
+    write_atomically(given.out / "kv.toml", f"kv_weight = {float(found)}\n".encode())
     text = json.dumps(told, indent=1) + "\n"
-    write_atomically(given.out.with_suffix(".json"), text.encode())
+    write_atomically(given.out / "choice.json", text.encode())
     return 0
 
 
