@@ -57,8 +57,10 @@ def check_method(method: str | Method, dialect: str | None = None) -> None:
     from stretto.dialects import DIALECTS
     from stretto.methods.spelling import evicting, read, refuse
 
-    if not isinstance(method, str):
+    if isinstance(method, Method):
         return
+    if not isinstance(method, str):
+        raise UnknownName("method", str(method), [AUTO, *METHODS])
     name, settings = read(method)
     dialects = DIALECTS if dialect is None else (dialect,)
     known = [AUTO, *METHODS, *(d for d in dialects if d != "plain")]
@@ -80,6 +82,8 @@ def get_method(method: str | Method, dialect: str) -> Method:
     from stretto.methods.spelling import evicting, read
 
     if not isinstance(method, str):
+        if not isinstance(method, Method):
+            raise UnknownName("method", str(method), [AUTO, *METHODS])
         return method
     check_method(method, dialect)
     name, settings = read(method)
