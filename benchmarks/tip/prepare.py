@@ -4,7 +4,8 @@
         --labels tip=liveness-8-4 --labels round-robin=round-robin-4 --seeds 0,1,2 --out data
 
 Writes `PHASE-LABELS.jsonl`, the same problems in the same order for all labels, and `start-SEED`, a
-model for each seed, the same for all arms. Problems that need more registers than there are are
+model for each seed, and `start-SEED-plain`, the same without registers. Problems that need more
+registers than there are are
 left out of all files and counted. What is there already is left as it is.
 """
 
@@ -21,9 +22,12 @@ from stretto.data.registers import max_live
 from stretto.data.rows import Annotated
 from stretto.data.store import line_of
 from stretto.files import write_atomically
-from stretto.models.tiny import new_tiny
+from stretto.models.tiny import make_tiny
 from stretto.problems import ALPHABET, Problem, parse_sizes, problems
 from stretto.problems.rows import rows_of
+
+KINDS = {"tip": "", "plain": "-plain"}
+"""Dialects that are trained, and how their first models' folders end."""
 
 
 def labels_of(text: str) -> tuple[str, Labels]:
@@ -56,6 +60,23 @@ def write_rows(path: Path, found: Sequence[Problem], labels: Labels) -> dict[str
     return tally.to_json()
 
 
+def write_models(out: Path, shape: str, registers: int, seed: int) -> None:
+    """`start-SEED` and `start-SEED-plain`: the same weights, but that the latter has no rows for
+    registers."""
+    folders = {dialect: out / f"start-{seed}{end}" for dialect, end in KINDS.items()}
+    if all(folder.exists() for folder in folders.values()):
+        return
+    symbols = list(ALPHABET)
+    tip = make_tiny(shape, symbols, dialect="tip", settings={"num_registers": registers}, seed=seed)
+    plain = make_tiny(shape, symbols, seed=seed)
+    weights = tip.model.state_dict()
+    for name, own in plain.model.state_dict().items():
+        own.copy_(weights[name][: len(own)])  # registers have the last rows
+    for made in (tip, plain):
+        if not folders[made.card.dialect].exists():
+            made.save(folders[made.card.dialect])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -84,12 +105,7 @@ def main() -> int:
             told[f"{name}-{kind}"] = {"phase": phase, "left_out": left_out, **facts}
             write_atomically(told_at, (json.dumps(told, indent=1) + "\n").encode())
     for seed in map(int, given.seeds.split(",")):
-        folder = given.out / f"start-{seed}"
-        if not folder.exists():
-            settings = {"num_registers": given.registers}
-            new_tiny(
-                folder, given.shape, list(ALPHABET), dialect="tip", settings=settings, seed=seed
-            )
+        write_models(given.out, given.shape, given.registers, seed)
     return 0
 
 

@@ -211,9 +211,12 @@ def _data(sizes: Sizes) -> Stage:
 def _sft(sizes: Sizes, arm: str, seed: int) -> Stage:
     """One run a phase, each from the model of the one before."""
     labels, *settings = SFT[arm]
-    if "--baseline" not in settings:
+    if "--baseline" in settings:
+        model = f"data/start-{seed}-plain"
+    else:
+        model = f"data/start-{seed}"
         settings += ["--registers", str(sizes.registers)]
-    model, commands = f"data/start-{seed}", []
+    commands = []
     for phase in sizes.phases:
         out, rows = f"{arm}-{seed}/{phase.name}", f"data/{phase.name}-{labels}.jsonl"
         command = (
@@ -346,14 +349,12 @@ def _answers(sizes: Sizes, arm: str) -> Stage:
 def _matrix(sizes: Sizes) -> Stage:
     seeds = sizes.seeds if sizes.is_full else sizes.seeds[:1]
     commands = tuple(
-        _test(
-            sizes, model_of(sizes, arm, seed), f"caches/{arm}-{seed}", sizes.sizes, sizes.test, way
-        )
+        _test(sizes, model_of(sizes, arm, seed), f"caches/{arm}-{seed}", way=way)
         for arm, way in CACHES
         for seed in seeds
     )
-    kept = _files(sorted({f"{arm}-{seed}" for arm, _ in CACHES for seed in seeds}))
-    return Stage("caches", _minutes(sizes, 8), commands, kept)
+    names = dict.fromkeys(f"{arm}-{seed}" for arm, _ in CACHES for seed in seeds)
+    return Stage("caches", _minutes(sizes, 8), commands, _files(names))
 
 
 def _policies(sizes: Sizes) -> list[Stage]:
