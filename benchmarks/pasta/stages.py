@@ -48,6 +48,7 @@ def stages_of(sizes: Sizes) -> list[Stage]:
         *_supervised(sizes, "sft-pasta", "sft-baseline"),
         *_preference(sizes),
         _validation(sizes),
+        *_scores(sizes),
         *_supervised(sizes, "sft-structure", "sft-apar"),
         *_evaluation(sizes),
         *_multipart(sizes),
@@ -171,13 +172,15 @@ def _candidates(name: str, model: str, sizes: Sizes, chosen: Command) -> Stage:
     return Stage(name, _minutes(sizes, 20), (sample, score), ("answers.jsonl", "scored.jsonl"))
 
 
-def _prefer(name: str, model: str, samples: str, weight: str, sizes: Sizes) -> Stage:
+def _prefer(
+    name: str, model: str, samples: str, weight: str, sizes: Sizes, variant: str = "matched"
+) -> Stage:
     command = (
         "stretto", "train", "prefer", "--model", model, *PROMPTS, "--no-prompts",
         "--answers", f"{samples}/answers.jsonl", "--scored", f"{samples}/scored.jsonl",
         "--baseline", "baseline-answers/answers.jsonl",
         "--judge", "likelihood:sft-baseline/model",
-        "--variant", "matched", "--lambda", weight,
+        "--variant", variant, "--lambda", weight,
         "--epochs", str(sizes.prefer_epochs), "--out", name,
     )  # fmt: skip
     kept = ("round-1/model", "round-1/pairs.jsonl", "round-1/training/metrics.jsonl")
@@ -223,26 +226,47 @@ def _evaluated(sizes: Sizes) -> dict[str, str]:
 def _validation(sizes: Sizes) -> Stage:
     """What is shipped is chosen here, on prompts that no table reports: of the arms whose win rate
     is not below 50 by more than its interval, the one of the highest theoretical speed-up."""
-    prompts = ("--prompts", "data/eval/vicuna_80_prompts.jsonl")
     arms = {name: m for name, m in _evaluated(sizes).items() if name.startswith("pasta-")}
     del arms["pasta-structure"]
+    return _untimed("validation", arms, sizes)
+
+
+VARIANTS = ("speedup", "parallelism")
+"""Scores of speed that are held against `matched`, at a weight at which quality counts as much."""
+
+
+def _scores(sizes: Sizes) -> list[Stage]:
+    """What a model learns of another score of speed, the same candidates and judge given."""
+    stages, arms = [], {"pasta-sft": "sft-pasta/model"}
+    weight = "1" if "1" in sizes.lambdas else sizes.lambdas[0]
+    arms[f"pasta-bon-{weight}"] = f"bon-{weight}/round-1/model"
+    for variant in VARIANTS:
+        name = f"bon-{weight}-{variant}"
+        stages.append(_prefer(name, "sft-pasta/model", "candidates-1", weight, sizes, variant))
+        arms[f"pasta-{name}"] = f"{name}/round-1/model"
+    return [*stages, _untimed("scores", arms, sizes)]
+
+
+def _untimed(name: str, arms: dict[str, str], sizes: Sizes) -> Stage:
+    """Arms on the prompts of Vicuna, judged and compared. Many prompts share each pass."""
+    prompts = ("--prompts", "data/eval/vicuna_80_prompts.jsonl")
     run = (
         "stretto", "eval", "run", "--task", "instruct", *prompts, "--no-prompts", "--pairs", "0",
         "--limit", str(min(80, sizes.eval_prompts)), "--max-tokens", str(sizes.max_tokens),
         "--baseline", "sft-baseline/model",
-        *(part for name, model in arms.items() for part in ("--arm", f"{name}={model}")),
-        "--out", "validation",
+        *(part for arm, model in arms.items() for part in ("--arm", f"{arm}={model}")),
+        "--out", name,
     )  # fmt: skip
     judge = tuple(
-        ("stretto", "eval", "judge", f"validation/{name}", *prompts, "--judge", "likelihood")
-        for name in arms
+        ("stretto", "eval", "judge", f"{name}/{arm}", *prompts, "--judge", "likelihood")
+        for arm in arms
     )
     compare = (
-        "stretto", "eval", "compare", *(f"validation/{name}" for name in arms),
-        "--out", "validation/compared",
+        "stretto", "eval", "compare", *(f"{name}/{arm}" for arm in arms),
+        "--out", f"{name}/compared",
     )  # fmt: skip
     kept = (*_of_each(arms, *EVAL_FILES), *_of_each(arms, *JUDGED_FILES), "compared")
-    return Stage("validation", _minutes(sizes, 12), (run, *judge, compare), kept)
+    return Stage(name, _minutes(sizes, 2 * len(arms)), (run, *judge, compare), kept)
 
 
 EVAL_FILES = ("config.json", "environment.json", "rows.jsonl")
