@@ -173,7 +173,7 @@ def _candidates(name: str, model: str, sizes: Sizes, chosen: Command) -> Stage:
 
 
 def _prefer(
-    name: str, model: str, samples: str, weight: str, sizes: Sizes, variant: str = "matched"
+    name: str, model: str, samples: str, weight: str, sizes: Sizes, *, variant: str = "matched"
 ) -> Stage:
     command = (
         "stretto", "train", "prefer", "--model", model, *PROMPTS, "--no-prompts",
@@ -242,7 +242,9 @@ def _scores(sizes: Sizes) -> list[Stage]:
     arms[f"pasta-bon-{weight}"] = f"bon-{weight}/round-1/model"
     for variant in VARIANTS:
         name = f"bon-{weight}-{variant}"
-        stages.append(_prefer(name, "sft-pasta/model", "candidates-1", weight, sizes, variant))
+        stages.append(
+            _prefer(name, "sft-pasta/model", "candidates-1", weight, sizes, variant=variant)
+        )
         arms[f"pasta-{name}"] = f"{name}/round-1/model"
     return [*stages, _untimed("scores", arms, sizes)]
 
