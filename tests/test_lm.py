@@ -8,7 +8,7 @@ import pytest
 from tiny_lms import tiny_lm, tiny_tokenizer
 
 from stretto import LM, SamplingParams, compare
-from stretto.errors import InvalidInput, PromptTooLong, UnknownName, Unsupported
+from stretto.errors import InvalidInput, PromptTooLong, UnknownName
 from stretto.runtime import events
 
 
@@ -135,8 +135,6 @@ def test_wrap_refuses_what_does_not_fit() -> None:
 
     tokenizer = tiny_tokenizer()
     model = copy.deepcopy(tiny_model("llama", vocab_size=len(tokenizer)))
-    with pytest.raises(Unsupported, match="planned"):
-        LM.wrap(model, tokenizer, dialect="planned")
     with pytest.raises(UnknownName):
         LM.wrap(model, tokenizer, dialect="pastaa")
     with pytest.raises(InvalidInput, match="pool_slots"):

@@ -510,7 +510,8 @@ def test_a_card_survives_the_disk_and_a_folder_without_one_is_plain(tmp_path):
     [
         ({"format": 2}, "has 2; this version reads format 1"),
         ({"dialect": "pastta"}, "unknown dialect 'pastta'; did you mean 'pasta'"),
-        ({"dialect": "planned"}, "'planned' is not in this version"),
+        ({"dialect": "planned"}, "planned lacks control mask, pad"),
+        ({"convention": "aligned"}, "no convention 'aligned'"),
         ({"control": {**CONTROL, "reg_0": 9}}, "pasta has no control reg_0"),
         ({"control": {"sync": 9}}, "pasta lacks control async, async_end, promise"),
         ({"control": dict.fromkeys(CONTROL, 9)}, "the same id"),
@@ -518,7 +519,8 @@ def test_a_card_survives_the_disk_and_a_folder_without_one_is_plain(tmp_path):
         ({"control": {**CONTROL, "sync": "9"}}, "control.sync is '9'"),
         ({"unit": 0}, "unit is 0"),
         ({"policy": "guess"}, "policy is 'guess': .*'predicted'"),
-        ({"variant": "shifted"}, "no variant 'shifted'"),
+        ({"variant": "sparse"}, "no variant 'sparse'"),
+        ({"variant": "shifted"}, "variant is 'shifted'"),
         ({"polcy": "fixed"}, "unknown field 'polcy'; did you mean 'policy'"),
     ],
 )

@@ -84,7 +84,7 @@ def test_the_unit_rounds_lengths() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--dialect", "planned", "-"], r"'planned' is not in this version"),
+        (["--dialect", "planed", "-"], r"did you mean 'planned'"),
         (["--dialect", "tip", "--registers", "0", "-"], r"--registers is 0; .* 1 to 1000"),
         (["--dialect", "pesto", "-"], r"unknown dialect 'pesto'"),
         (["--dialect", "pasta", "--policy", "fixd", "-"], r"did you mean 'fixed'"),

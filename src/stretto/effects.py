@@ -75,15 +75,28 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Denoise:
-    """A thread that is one block segment of `length` masked tokens, rewritten over several passes.
+    """A thread that is one block segment: `length` tokens that are to be written, in any order,
+    over several passes, between the `before` and `after` that the runtime writes.
 
-    Its first token stands at `position`; with `dense` it also sees its siblings.
+    Cuts the parent; the child sees what the parent sees, the segment just cut included. Its first
+    token stands at `position`, the parent goes on behind its last one. With `dense` it and its
+    dense siblings, which the parent forks at the same place, also see one another. A token that is
+    not written yet is a `mask`. If `shifted`, a token is predicted by the row before it, else by
+    its own. A `filler`, if there is one, is markup when drawn. When all is written its keys and
+    values are computed once more, from the tokens that then stand there, before anyone sees it.
     """
 
     child: str
     length: int
     position: int
     dense: bool = False
+    mask: int = 0
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    shifted: bool = False
+    filler: int | None = None
+    topic: str | None = None
+    role: str = "child"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from stretto.errors import InvalidInput
+from stretto.errors import InvalidInput, UnknownName
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Stands for bytes that are no UTF-8; no model writes one."""
+
+
+ORDERS = ("entropy", "confidence", "margin", "random")
+"""What a block's pass writes first: where the distribution has the lowest entropy, where what was
+drawn is likeliest, where the likeliest is furthest ahead of the next one, or anything."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,13 @@ class SamplingParams:
     `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep everything. `repetition_penalty` is
     over the response tokens visible to the thread. `stop` strings end the request and are cut
     off; `stop_ids` end the thread that drew them. `max_thread_tokens` caps each forked thread on
-    top of its dialect's cap, `max_forks` their number. Raises `InvalidInput` for a bad value.
+    top of its dialect's cap, `max_forks` their number, `max_rounds` the rounds of planning.
+
+    Of blocks, which are written in any order over several passes: `steps_ratio` is the share of
+    their length that they take as passes; with a `threshold` a pass instead writes all that is at
+    least so likely, and one token at least. `order` says what is written first, `length_scale`
+    multiplies promised lengths, and with `early_finish` a block is done at its first filler that
+    all before it are written of. Raises `InvalidInput` for a bad value.
     """
 
     max_tokens: int = 256
@@ -36,6 +47,12 @@ class SamplingParams:
     seed: int = 0
     max_thread_tokens: int | None = None
     max_forks: int = 64
+    max_rounds: int = 64
+    steps_ratio: float = 1.0
+    threshold: float | None = None
+    order: str = "entropy"
+    length_scale: float = 1.0
+    early_finish: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", tuple(_several("stop", self.stop)))
@@ -44,6 +61,8 @@ class SamplingParams:
         check_int("top_k", self.top_k, 0)
         check_int("seed", self.seed, None)
         check_int("max_forks", self.max_forks, 0)
+        check_int("max_rounds", self.max_rounds, 1)
+        self._check_blocks()
         if self.max_thread_tokens is not None:
             check_int("max_thread_tokens", self.max_thread_tokens, 1)
         _check_real("temperature", self.temperature, 0, math.inf, "0 is greedy")
@@ -57,6 +76,23 @@ class SamplingParams:
         for token in stop_ids:
             check_int("stop id", token, 0)
         object.__setattr__(self, "stop_ids", frozenset(stop_ids))
+
+    def _check_blocks(self) -> None:
+        _check_real(
+            "steps_ratio", self.steps_ratio, 0, 1, "1 writes one token a pass", open_low=True
+        )
+        _check_real("length_scale", self.length_scale, 0, 100, "1 is as promised", open_low=True)
+        if self.threshold is not None:
+            _check_real("threshold", self.threshold, 0, math.inf, "above 1 is one token a pass")
+            if self.steps_ratio != 1:
+                raise InvalidInput(
+                    f"steps_ratio {self.steps_ratio} and threshold {self.threshold} are two "
+                    "schedules; give one of them"
+                )
+        if self.order not in ORDERS:
+            raise UnknownName("order", self.order, list(ORDERS))
+        if not isinstance(self.early_finish, bool):
+            raise InvalidInput(f"early_finish must be True or False, got {self.early_finish!r}")
 
 
 def _several(name: str, values: object) -> list[Any]:

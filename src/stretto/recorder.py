@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from stretto.effects import Cut, Effect, Evict, Fork, Join, Place, Reveal
+from stretto.effects import Cut, Denoise, Effect, Evict, Fork, Join, Place, Reveal
 from stretto.trace import IdSet, Kind, Origin, Segment, Thread, Trace
 
 MAIN = "main"
@@ -40,6 +40,9 @@ class OpenSegment:
     viewers: int = 0
     released: bool = False
     seen: ViewChange | None = None
+    num_passes: int = 0
+    group: int | None = None
+    """Of a block: the first of those that see one another, which are fed in one pass; else None."""
 
 
 ViewChange = tuple[Literal["see", "hide", "cut"], int]
@@ -80,6 +83,8 @@ class OpenThread:
     claims: dict[str, list[int]] = field(default_factory=dict)
     num_drawn: int = 0
     num_tentative: int = 0
+    is_stale: bool = False
+    """Whether it is a block whose keys and values are not those of the tokens that it has now."""
     finish_reason: str | None = None
 
     @property
@@ -202,6 +207,8 @@ class Recorder:
                 self.cut(thread, effect)
             case Fork():
                 self.fork(thread, effect)
+            case Denoise():
+                self.denoise(thread, effect)
             case Join():
                 self.join(thread, effect)
             case Evict():
@@ -226,30 +233,79 @@ class Recorder:
         if effect.child in self.threads:
             raise ValueError(f"thread {effect.child!r} exists already")
         position = parent.next_position if effect.position is None else effect.position
-        at_own = parent.own.tokens or len(parent.segments) == 1
-        forked_at = parent.own if at_own else self.segments[parent.segments[-2]]
+        forked_at = self._forking_segment(parent)
         self.cut(parent, Cut(position=effect.resume))
         own = self._new_segment(effect.child, effect.role)
         child = OpenThread(
             effect.child, parent.name, effect.topic, effect.role, position, own,
             cap=effect.cap, joins=effect.joins,
         )  # fmt: skip
-        self.threads[effect.child] = child
-        forked_at.children.append(effect.child)
-        child.bits = parent.bits
-        for handle in parent.sees:
-            self._comes_into_view(child, handle)
-        self._adopt(child, own)
+        self._begin(child, parent, forked_at)
         num_markup = len(effect.inject) if effect.inject_markup is None else effect.inject_markup
         for i, token in enumerate(effect.inject):
             self.place(child, Place(token, "injected", markup=i < num_markup))
         return child
 
+    def open_block(self, parent: OpenThread, effect: Denoise) -> OpenThread:
+        """Opens the child of a `Denoise` without any token, and returns it; the parent goes on
+        behind the place for all of them."""
+        if effect.child in self.threads:
+            raise ValueError(f"thread {effect.child!r} exists already")
+        size = len(effect.before) + effect.length + len(effect.after)
+        forked_at = self._forking_segment(parent)
+        self.cut(parent, Cut(position=effect.position + size))
+        own = self._new_segment(effect.child, effect.role, "block")
+        child = OpenThread(
+            effect.child, parent.name, effect.topic, effect.role, effect.position, own
+        )
+        siblings = [self.threads[name] for name in forked_at.children] if effect.dense else []
+        siblings = [s for s in siblings if s.own.group is not None and s.is_open]
+        own.group = siblings[0].own.group if siblings else own.handle
+        self._begin(child, parent, forked_at)
+        for sibling in siblings:
+            self._see(child, sibling.own.handle)
+            self._see(sibling, own.handle)
+            sibling.own.sees = sibling.bits
+        return child
+
+    def denoise(self, parent: OpenThread, effect: Denoise) -> OpenThread:
+        """Opens the child and places its tokens, which may then be rewritten; returns it."""
+        child = self.open_block(parent, effect)
+        masks = (effect.mask,) * effect.length
+        for token in (*effect.before, *masks, *effect.after):
+            self.place(child, Place(token, "injected", markup=True))
+        child.is_stale = True
+        return child
+
+    def rewrite(
+        self, thread: OpenThread, index: int, token: int, *, origin: Origin, markup: bool,
+        step: int | None,
+    ) -> None:  # fmt: skip
+        """Writes token `index` of the thread's block."""
+        own = thread.own
+        own.tokens[index], own.origins[index] = token, origin
+        own.markup[index], own.steps[index] = markup, step
+        self.entries_touched += 1
+
+    def refeed(self, thread: OpenThread) -> None:
+        """The tokens of the thread's block are to be fed, all of them and as they are now."""
+        if thread.unfed:
+            raise ValueError(f"thread {thread.name!r} is fed again before it is fed")
+        own, version = thread.own, len(thread.changes)
+        count = len(own.tokens)
+        thread.unfed += [Unfed(own.handle, i, version, self.num_placed + i) for i in range(count)]
+        self.num_placed += count
+        self.num_unfed += count
+
     def join(self, parent: OpenThread, effect: Join) -> None:
         self.cut(parent, Cut())
         for name in effect.children:
-            if self.threads[name].is_open:
+            child = self.threads[name]
+            if child.is_open:
                 raise ValueError(f"thread {name!r} is joined before it is closed")
+            if child.is_stale:
+                child.is_stale = False
+                self.refeed(child)
             for handle in parent.claims.pop(name, ()):
                 self._see(parent, handle)
                 self._drop_viewer(handle)
@@ -280,10 +336,13 @@ class Recorder:
         for handle in [*thread.sees, thread.own.handle]:
             self._let_go(thread, handle)
         thread.bits = 0
-        for handles in thread.claims.values():
+        for name, handles in thread.claims.items():
             for handle in handles:
                 self._drop_viewer(handle)
+            self._settle(self.threads[name])
         thread.claims.clear()
+        if parent is None or not parent.is_open:
+            self._settle(thread)
 
     # -- feeding -------------------------------------------------------------------------------
 
@@ -291,12 +350,8 @@ class Recorder:
         """The model has consumed the thread's first `count` unfed tokens."""
         self.num_unfed -= min(count, len(thread.unfed))
         del thread.unfed[:count]
-        if not thread.unfed:
-            for handle in thread.deferred:
-                self._drop_viewer(handle)
-            thread.deferred.clear()
-            if not thread.is_open:
-                thread.changes.clear()
+        if not (thread.unfed or thread.is_stale):
+            self._forget_view(thread)
 
     def take_released(self) -> list[int]:
         """Handles of segments that no open thread and no pending join can see any more."""
@@ -335,6 +390,7 @@ class Recorder:
                 origins=tuple(s.origins),
                 markup=tuple(s.markup),
                 steps=tuple(s.steps),
+                num_passes=s.num_passes,
             )
             for i, s in enumerate(order)
         )
@@ -364,10 +420,39 @@ class Recorder:
 
     # -- internals -----------------------------------------------------------------------------
 
-    def _new_segment(self, thread: str, role: str) -> OpenSegment:
-        segment = OpenSegment(len(self.segments), thread, "causal", role)
+    def _new_segment(self, thread: str, role: str, kind: Kind = "causal") -> OpenSegment:
+        segment = OpenSegment(len(self.segments), thread, kind, role)
         self.segments.append(segment)
         return segment
+
+    def _forking_segment(self, parent: OpenThread) -> OpenSegment:
+        """The segment after which a thread that the parent forks now stands in the document."""
+        at_own = parent.own.tokens or len(parent.segments) == 1
+        return parent.own if at_own else self.segments[parent.segments[-2]]
+
+    def _begin(self, child: OpenThread, parent: OpenThread, forked_at: OpenSegment) -> None:
+        """Enters a child with a view of what its parent sees."""
+        self.threads[child.name] = child
+        forked_at.children.append(child.name)
+        child.bits = parent.bits
+        for handle in parent.sees:
+            self._comes_into_view(child, handle)
+        self._adopt(child, child.own)
+
+    def _settle(self, thread: OpenThread) -> None:
+        """Nobody will see the closed thread: what it has written is not fed once more."""
+        if thread.is_stale:
+            thread.is_stale = False
+            if not thread.unfed:
+                self._forget_view(thread)
+
+    def _forget_view(self, thread: OpenThread) -> None:
+        """All is fed: what the thread has stopped seeing is let go."""
+        for handle in thread.deferred:
+            self._drop_viewer(handle)
+        thread.deferred.clear()
+        if not thread.is_open:
+            thread.changes.clear()
 
     def _adopt(self, thread: OpenThread, own: OpenSegment) -> None:
         thread.segments.append(own.handle)
@@ -392,7 +477,7 @@ class Recorder:
 
     def _let_go(self, thread: OpenThread, handle: int) -> None:
         """The thread stops seeing a segment, once what it has placed before is fed."""
-        if thread.unfed:
+        if thread.unfed or thread.is_stale:
             thread.deferred.append(handle)
         else:
             self._drop_viewer(handle)

@@ -7,7 +7,7 @@ critical path are all derived from `visible` or from the `sees` sets that define
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -71,6 +71,7 @@ class Segment:
     `block` segment the tokens see one another in both directions; in a `causal` one backwards.
     `markup` marks the tokens that are annotation and not part of the rendered text. `steps` holds
     the measured step at which each token was drawn, None where nothing was measured or drawn.
+    `num_passes`: of a block, how many passes write it, its thread taking a step with each.
     """
 
     id: int
@@ -83,6 +84,7 @@ class Segment:
     origins: tuple[Origin, ...]
     markup: tuple[bool, ...]
     steps: tuple[int | None, ...]
+    num_passes: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -140,7 +142,7 @@ class Trace:
     @cached_property
     def critical_path_steps(self) -> int:
         """The step of the last token drawn by any thread, the first being step 1; 0 for none."""
-        return max((s for row in derived_steps(self) for s in row if s is not None), default=0)
+        return max(_derived(self)[1].values(), default=0)
 
     @property
     def parallelism(self) -> float:
@@ -163,28 +165,33 @@ def derived_steps(trace: Trace) -> list[list[int | None]]:
 
     A thread draws one token a step. A forked thread starts after the last step its parent had
     taken at the fork. The first token of a segment that joins threads is drawn before the wait,
-    the next one after the last drawn token of every joined thread.
+    the next one after the last step of every joined thread. A block takes a step a pass, its
+    tokens drawn from left to right; where a drawn token joins it, that one is drawn first.
     """
+    return _derived(trace)[0]
+
+
+def _derived(trace: Trace) -> tuple[list[list[int | None]], dict[str, int]]:
+    """What `derived_steps` returns, and the last step of each thread."""
     rows: list[list[int | None]] = []
     clock: dict[str, int] = {}
     parents = {t.name: t.parent for t in trace.threads}
-    last_seen: dict[str, Set[int]] = {}
+    joins = _joins(trace)
+    awaited = {
+        name for s in trace.segments if is_drawn(s.origins[0]) for name in joins[s.id]
+    }  # fmt: skip
     for segment in trace.segments:
-        name = segment.thread
+        name, joined = segment.thread, joins[segment.id]
+        is_block = segment.kind == "block"
         if name not in clock:
-            clock[name] = clock.get(parents[name] or "", 0)
-            last_seen[name] = segment.sees
-        joined = {
-            trace.segments[k].thread
-            for k in segment.sees - last_seen[name]
-            if trace.segments[k].thread != name
-        }
-        last_seen[name] = segment.sees
-        row: list[int | None] = []
+            clock[name] = clock.get(parents[name] or "", 0) + int(is_block and name in awaited)
+        start = clock[name]
+        joined_clock = max((clock[child] for child in joined), default=0)
         waits = bool(joined)
         if waits and not is_drawn(segment.origins[0]):
-            clock[name] = max([clock[name], *(clock[child] for child in joined)])
+            clock[name] = max(clock[name], joined_clock)
             waits = False
+        row: list[int | None] = []
         for origin in segment.origins:
             if not is_drawn(origin):
                 row.append(None)
@@ -192,10 +199,23 @@ def derived_steps(trace: Trace) -> list[list[int | None]]:
             clock[name] += 1
             row.append(clock[name])
             if waits:
-                clock[name] = max([clock[name], *(clock[child] for child in joined)])
+                clock[name] = max(clock[name], joined_clock)
                 waits = False
+        if is_block:
+            clock[name] = start + segment.num_passes
         rows.append(row)
-    return rows
+    return rows, clock
+
+
+def _joins(trace: Trace) -> list[set[str]]:
+    """Of each segment, the threads that it joins: which its thread's segment before did not see."""
+    before: dict[str, Set[int]] = {}
+    found = []
+    for s in trace.segments:
+        fresh = s.sees - before.get(s.thread, s.sees)
+        before[s.thread] = s.sees
+        found.append({trace.segments[k].thread for k in fresh} - {s.thread})
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +233,22 @@ class LiveTokens:
     dense_mean: float
 
 
-def live_tokens(trace: Trace) -> LiveTokens:
-    """Live-KV figures of a trace; all zero for an empty response."""
+def live_tokens(trace: Trace, page_size: int = 1) -> LiveTokens:
+    """Live-KV figures of a trace; all zero for an empty response.
+
+    With a page size all but `dense_mean` count the slots of the pages that hold those tokens, each
+    segment on pages of its own.
+    """
+
+    def slots(num_tokens: int) -> int:
+        return -(-num_tokens // page_size) * page_size
+
     prompt = sum(len(s) for s in trace.prompt)
     lives: list[int] = []
     generated: list[int] = []
-    for segment, seen, seen_prompt in _seen_tokens(trace):
+    for segment, seen, seen_prompt in _seen_slots(trace, slots):
         for i in range(len(segment)):
-            own = len(segment) if segment.kind == "block" else i + 1
+            own = slots(len(segment) if segment.kind == "block" else i + 1)
             lives.append(seen + own)
             generated.append(seen - seen_prompt + own)
     if not lives:
@@ -235,8 +263,8 @@ def live_tokens(trace: Trace) -> LiveTokens:
     )
 
 
-def _seen_tokens(trace: Trace) -> Iterator[tuple[Segment, int, int]]:
-    """Each response segment with the tokens, and the prompt tokens, that its `sees` amounts to.
+def _seen_slots(trace: Trace, slots: Callable[[int], int]) -> Iterator[tuple[Segment, int, int]]:
+    """Each response segment with the slots, and those of the prompt, that its `sees` amounts to.
 
     Counts from the thread's segment before, since two in a row see nearly the same.
     """
@@ -245,7 +273,7 @@ def _seen_tokens(trace: Trace) -> Iterator[tuple[Segment, int, int]]:
         last, seen, seen_prompt = before.get(segment.thread, (frozenset(), 0, 0))
         for ids, sign in ((segment.sees - last, 1), (last - segment.sees, -1)):
             for k in ids:
-                size = sign * len(trace.segments[k])
+                size = sign * slots(len(trace.segments[k]))
                 seen += size
                 seen_prompt += size if is_prompt(trace.segments[k]) else 0
         before[segment.thread] = segment.sees, seen, seen_prompt

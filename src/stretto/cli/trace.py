@@ -26,7 +26,7 @@ def trace() -> None:
 def show(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="Annotated text; - is stdin.")],
     *,
-    dialect: Annotated[str, typer.Option(help="pasta, tip, pasta+tip, apar or plain.")],
+    dialect: Annotated[str, typer.Option(help="pasta, tip, pasta+tip, planned, apar or plain.")],
     prompt: Annotated[str, typer.Option(help="The prompt, in which tags are inert.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     tokenizer: Annotated[
@@ -39,6 +39,9 @@ def show(
     grace: Annotated[
         bool, typer.Option("--grace/--strict", help="Whether a register sees the step it kills.")
     ] = False,
+    dense: Annotated[
+        bool, typer.Option("--dense/--sparse", help="Whether spans of a plan see one another.")
+    ] = False,
 ) -> None:
     """Parse an annotated text and show its threads, what they see, and what it costs.
 
@@ -49,7 +52,7 @@ def show(
     from stretto.dialects import get_dialect
 
     chosen = get_dialect(dialect)
-    settings = _settings(policy, unit, fixed_length, registers, grace)
+    settings = _settings(policy, unit, fixed_length, registers, grace=grace, dense=dense)
     check_utf8("--prompt", prompt)
     vocabulary = _vocabulary(tokenizer, chosen.forms(settings))
     text = read_text(file, MAX_BYTES)
@@ -108,7 +111,7 @@ def describe(dialect: str, parsed: Parsed, vocabulary: Vocabulary) -> dict[str, 
 
 
 def _settings(
-    policy: str, unit: int, fixed_length: int, registers: int, grace: bool
+    policy: str, unit: int, fixed_length: int, registers: int, *, grace: bool, dense: bool
 ) -> DialectSettings:
     from typing import cast
 
@@ -128,7 +131,9 @@ def _settings(
     for name, value, largest in numbers:
         if not 1 <= value <= largest:
             raise InvalidInput(f"{name} is {value}; give a number from 1 to {largest}")
-    return DialectSettings(cast(Policy, policy), unit, fixed_length, registers, grace)
+    return DialectSettings(
+        cast(Policy, policy), unit, fixed_length, registers, grace, "dense" if dense else "sparse"
+    )
 
 
 def _vocabulary(tokenizer: str | None, control_forms: Any) -> Vocabulary:

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, get_args
 
-from stretto.dialects import apar, apar_text, pasta_text, pasta_tip_text, plain, tip_text
+from stretto.dialects import (
+    apar,
+    apar_text,
+    pasta_text,
+    pasta_tip_text,
+    plain,
+    planned,
+    planned_text,
+    tip_text,
+)
 from stretto.dialects.base import Parsed, Session, Vocabulary
 from stretto.dialects.pasta import PastaSession, PastaSettings, Policy
 from stretto.dialects.pasta_masks import PastaMasks
 from stretto.dialects.pasta_tip import PastaTipMasks, PastaTipSession
+from stretto.dialects.planned import Convention, PlannedSettings, Variant
+from stretto.dialects.planned_masks import PlannedMasks
 from stretto.dialects.registers import DEFAULT_REGISTERS, register_forms
 from stretto.dialects.tags import TAG_FORMS
 from stretto.dialects.tip import TipMasks, TipSession, TipSettings
-from stretto.errors import UnknownName, Unsupported
+from stretto.errors import UnknownName
 from stretto.params import SamplingParams
 
 __all__ = ["DIALECTS", "Card", "Dialect", "DialectSettings", "Settings", "get_dialect"]
 
-DIALECTS = ("pasta", "tip", "pasta+tip", "apar", "plain")
-LATER_NAMES = ("planned",)
-"""Dialects of later versions: refused by name."""
+DIALECTS = ("pasta", "tip", "pasta+tip", "planned", "apar", "plain")
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,9 @@ class Dialect:
     sessions: Callable[[Vocabulary, Card, int], Callable[[SamplingParams], Session]]
     """(vocabulary, card, model positions) -> a maker of sessions that share their masks."""
     ends_threads: bool = False
+    variants: tuple[str, ...] = ()
+    """What a card's `variant` may be, of which it names one; its `convention` likewise."""
+    conventions: tuple[str, ...] = ()
     forms_of: Callable[[Card], Mapping[str, str]] | None = None
 
     def forms(self, card: Card) -> Mapping[str, str]:
@@ -60,6 +72,10 @@ class Card(Protocol):
     def num_registers(self) -> int: ...
     @property
     def grace(self) -> bool: ...
+    @property
+    def variant(self) -> Variant | None: ...
+    @property
+    def convention(self) -> Convention | None: ...
 
 
 class Settings(Card, Protocol):
@@ -79,14 +95,15 @@ class DialectSettings:
     fixed_length: int = 50
     num_registers: int = DEFAULT_REGISTERS
     grace: bool = False
+    variant: Variant | None = None
+    convention: Convention | None = None
     max_positions: int | None = None
 
     @classmethod
     def of_card(cls, card: Card, max_positions: int | None) -> Self:
         """A model's settings."""
-        return cls(
-            card.policy, card.unit, card.fixed_length, card.num_registers, card.grace, max_positions
-        )
+        names = [field.name for field in fields(cls) if field.name != "max_positions"]
+        return cls(**{name: getattr(card, name) for name in names}, max_positions=max_positions)
 
     @classmethod
     def given(cls, settings: Mapping[str, Any]) -> Self:
@@ -169,9 +186,34 @@ def _parse_apar(text: str, vocabulary: Vocabulary, given: Settings, prompt: str)
     return apar_text.parse_text(text, vocabulary, settings, prompt)
 
 
+def _planned_settings(card: Card, max_positions: int | None) -> PlannedSettings:
+    variant = "sparse" if card.variant is None else card.variant
+    convention = "shifted" if card.convention is None else card.convention
+    return PlannedSettings(variant, convention, card.unit, max_positions)
+
+
+def _planned_sessions(
+    vocabulary: Vocabulary, card: Card, max_positions: int
+) -> Callable[[SamplingParams], Session]:
+    settings = _planned_settings(card, max_positions)
+    masks = PlannedMasks(vocabulary, card.unit)
+
+    def session(params: SamplingParams) -> Session:
+        caps = planned.PlanCaps(
+            params.max_forks, params.max_rounds, params.max_thread_tokens, params.length_scale
+        )
+        return planned.PlannedSession(masks, settings, caps)
+
+    return session
+
+
+def _parse_planned(text: str, vocabulary: Vocabulary, given: Settings, prompt: str) -> Parsed:
+    settings = _planned_settings(given, given.max_positions)
+    return planned_text.parse_text(text, vocabulary, settings, prompt)
+
+
 def get_dialect(name: str) -> Dialect:
-    """The dialect called `name`. Raises `Unsupported` for one of a later version, `UnknownName`
-    for any other."""
+    """The dialect called `name`. Raises `UnknownName` for any other."""
     if name == "plain":
         return Dialect(
             name,
@@ -191,6 +233,13 @@ def get_dialect(name: str) -> Dialect:
         return Dialect(
             name, forms, _parse_pasta_tip, _pasta_tip_sessions, forms_of=_pasta_tip_forms
         )
-    if name in LATER_NAMES:
-        raise Unsupported(f"dialect {name!r} is not in this version; it has: {', '.join(DIALECTS)}")
-    raise UnknownName("dialect", name, [*DIALECTS, *LATER_NAMES])
+    if name == "planned":
+        return Dialect(
+            name,
+            planned.PLANNED_FORMS,
+            _parse_planned,
+            _planned_sessions,
+            variants=get_args(Variant),
+            conventions=get_args(Convention),
+        )
+    raise UnknownName("dialect", name, list(DIALECTS))

@@ -173,7 +173,7 @@ def to_text(
     tokens, also those that are text; other tokens have the offset of the run they stand in, and
     those of a promise that of its tag. A block without an end gets one.
     """
-    writer = _Writer(vocabulary, settings)
+    writer = TagWriter(vocabulary, settings.unit)
     for segment in trace.response:
         writer.enter(segment.thread)
         for index, (token, markup) in enumerate(zip(segment.tokens, segment.markup, strict=True)):
@@ -182,14 +182,14 @@ def to_text(
     return "".join(writer.pieces), writer.offsets
 
 
-class _Writer:
+class TagWriter:
     """Turns tokens in document order into annotated text."""
 
-    def __init__(self, vocabulary: Vocabulary, settings: PastaSettings) -> None:
+    def __init__(self, vocabulary: Vocabulary, unit: int) -> None:
         self.pieces: list[str] = []
         self.offsets: dict[tuple[int, int], int] = {}
         self._vocabulary = vocabulary
-        self._unit = settings.unit
+        self._unit = unit
         self._names = {i: name for name, i in vocabulary.control.items()}
         self._length = 0
         self._run: list[int] = []

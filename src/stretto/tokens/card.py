@@ -27,8 +27,8 @@ class ModelCard(BaseModel):
     `control`: each of the dialect's control tokens to its id. `tokens`: the strings that the
     tokenizer has at those ids; a control id not named there is a row beyond the tokenizer.
     `unit`: tokens that a promise's number counts. `policy` and `fixed_length`: positions, as the
-    dialect defines them. `num_registers` and `grace`: of a dialect with registers. `variant`: None
-    so far. `notes`: free text for people.
+    dialect defines them. `num_registers` and `grace`: of a dialect with registers. `variant` and
+    `convention`: of a dialect that has them, which must be named. `notes`: free text for people.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -42,7 +42,8 @@ class ModelCard(BaseModel):
     fixed_length: int = Field(default=50, ge=1, le=2048)
     num_registers: int = Field(default=DEFAULT_REGISTERS, ge=1, le=MAX_REGISTERS)
     grace: bool = False
-    variant: str | None = None
+    variant: Literal["sparse", "dense"] | None = None
+    convention: Literal["shifted", "aligned"] | None = None
     notes: str = ""
 
     @model_validator(mode="after")
@@ -61,9 +62,15 @@ class ModelCard(BaseModel):
             raise ValueError("a control id is negative")
         if any(i > MAX_ID for i in self.control.values()):
             raise ValueError(f"a control id is above {MAX_ID}")
-        if self.variant is not None:
-            raise ValueError(f"dialect {self.dialect} has no variant {self.variant!r}")
+        self._check_choice("variant", self.variant, get_dialect(self.dialect).variants)
+        self._check_choice("convention", self.convention, get_dialect(self.dialect).conventions)
         return self
+
+    def _check_choice(self, name: str, value: str | None, known: tuple[str, ...]) -> None:
+        if value is not None and not known:
+            raise ValueError(f"dialect {self.dialect} has no {name} {value!r}")
+        if value is None and known:
+            raise ValueError(f"dialect {self.dialect} needs a {name}: {' or '.join(known)}")
 
     @classmethod
     def describe(
@@ -71,11 +78,20 @@ class ModelCard(BaseModel):
     ) -> ModelCard:
         """The card of a model whose tokenizer holds (or lacks) the ids of `control`.
 
-        `settings` are other fields. Raises `InvalidInput` for values that do not fit together.
+        `settings` are other fields; a variant and convention that are not given are the first of
+        the dialect's. Raises `InvalidInput` for values that do not fit together.
         """
         words = {name: tokenizer.id_to_token(i) for name, i in control.items() if 0 <= i <= MAX_ID}
         tokens = {name: word for name, word in words.items() if word is not None}
-        fields = {"dialect": dialect, "control": dict(control), "tokens": tokens, **settings}
+        known = get_dialect(dialect)
+        defaults = {
+            name: values[0]
+            for name, values in (("variant", known.variants), ("convention", known.conventions))
+            if values
+        }
+        fields = {
+            "dialect": dialect, "control": dict(control), "tokens": tokens, **defaults, **settings
+        }  # fmt: skip
         return cls._checked(fields, "model card")
 
     @classmethod
