@@ -28,6 +28,7 @@ METHODS = ("sequential", "sot", "dense", *EVICTING)
 """Methods for any model; a model's dialect is a method of that model too."""
 
 
+@runtime_checkable
 class Method(Protocol):
     @property
     def name(self) -> str: ...
