@@ -282,7 +282,7 @@ def test_what_asks_for_nothing_is_accepted(served: Served) -> None:
         ((CHAT, b"\xff\xfe{", {}), 400, ""),
         ((CHAT, None, {}), 405, "not allowed"),
         (("/v1/nothing", None, {}), 404, "not found"),
-        (("/", None, {}), 404, "not found"),
+        (("/nothing", None, {}), 404, "not found"),
         (("/v1/models/nothing", None, {}), 404, "nothing"),
     ],
 )

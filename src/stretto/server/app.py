@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from fastapi.staticfiles import StaticFiles
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import Scope
 
 from stretto import __version__
 from stretto.methods import METHODS
@@ -23,21 +20,13 @@ from stretto.server.asks import read_ask
 from stretto.server.engine import EngineLoop
 from stretto.server.gate import Gate
 from stretto.server.metrics import Metrics
+from stretto.server.page_files import page_routes
 from stretto.server.schema import ChatRequest, Common, CompletionRequest
 from stretto.server.settings import Settings
 from stretto.server.wire import Chat, Envelope, Shape, Text
 
 if TYPE_CHECKING:
     from stretto.lm import LM
-
-PAGE = Path(__file__).with_name("page")
-PAGE_HEADERS = {
-    "Cache-Control": "no-cache",
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
 
 
 def build(lm: LM, settings: Settings) -> FastAPI:
@@ -62,8 +51,7 @@ def build(lm: LM, settings: Settings) -> FastAPI:
     errors.install(app)
     server.install(app)
     openapi.install(app, has_keys=bool(settings.keys))
-    if PAGE.is_dir():
-        app.mount("/", Page(directory=PAGE, html=True), name="page")
+    app.router.routes.extend(page_routes())
     app.add_middleware(Gate, settings=settings, metrics=server.engine.metrics)
     if settings.cors_origins:
         app.add_middleware(
@@ -73,15 +61,6 @@ def build(lm: LM, settings: Settings) -> FastAPI:
             allow_headers=["Authorization", "Content-Type"],
         )
     return app
-
-
-class Page(StaticFiles):
-    """The files of the web page, which load nothing from elsewhere."""
-
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        response = await super().get_response(path, scope)
-        response.headers.update(PAGE_HEADERS)
-        return response
 
 
 class Server:
