@@ -78,8 +78,11 @@ class Clock:
     def __init__(self, name: str, seconds: list[float], log: list[str], fails: str = "") -> None:
         self.name, self.seconds, self.log, self.fails = name, seconds, log, fails
         self.lm = LM_PLAIN
+        self.page_size = 1
 
-    def answer(self, prompt: str, params: Params, is_interrupted: Callable[[], bool]) -> Completion:
+    def answer(
+        self, prompt: str, params: Params, is_interrupted: Callable[[], bool], sample: int = 0
+    ) -> Completion:
         if is_interrupted():
             raise Interrupted
         self.log.append(self.name)
@@ -271,7 +274,7 @@ def test_what_fails_among_many_fails_alone(tmp_path: Path) -> None:
     run = job(
         {"plain": Contestant(plain, "auto"), "broken": Contestant(broken, "auto")},
         Contestant(plain, "sequential"),
-        num_pairs=0, prompts=prompts, params=SamplingParams(max_tokens=60, temperature=1.0),
+        num_pairs=0, prompts=prompts, params=SamplingParams(max_tokens=60, temperature=1.0, seed=4),
     )  # fmt: skip
     whole = one_by_one(run)
     is_done, rows = evaluated(run, tmp_path)

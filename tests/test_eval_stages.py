@@ -53,8 +53,9 @@ def test_evaluation_stages_measure_what_the_report_compares(
     assert untils[-1] == size.eval_prompts
     assert all(o == runs[0] for o in runs)  # one run, gone on with
     arms = [f"eval/{arm.partition('=')[0]}" for arm in runs[0]["arm"]]
-    judged = [str(o["folder"]) for o in options if "judge_url" in o and "folder" in o]
-    compared = [[str(path) for path in o["folders"]] for o in options if "folders" in o]
+    shown = [o for o in options if "folders" in o]
+    (judged,) = ([str(path) for path in o["folders"]] for o in shown if "judge_url" in o)
+    compared = [[str(path) for path in o["folders"]] for o in shown if "judge_url" not in o]
     untimed = [str(o["out"]) for o in options if o.get("pairs") == 0]
     assert judged == compared[0] == compared[1] == arms
     assert compared[2] == untimed

@@ -24,9 +24,10 @@ from stretto import LM, SamplingParams
 from stretto.cli import main
 from stretto.data.rows import read_rows
 from stretto.errors import InvalidInput, UnknownName, Unsupported
+from stretto.eval.task_boxed import boxed, last_boxed
 from stretto.eval.tasks import Item, Source
 from stretto.train.grpo_config import GrpoConfig
-from stretto.train.grpo_problems import boxed, exact, last_boxed, load_problems
+from stretto.train.grpo_problems import exact, load_problems
 from stretto.train.grpo_rollouts import Rollout
 from stretto.train.grpo_run import train_grpo
 from stretto.train.grpo_valid import best_step

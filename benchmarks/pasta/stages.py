@@ -259,16 +259,14 @@ def _untimed(name: str, arms: dict[str, str], sizes: Sizes) -> Stage:
         *(part for arm, model in arms.items() for part in ("--arm", f"{arm}={model}")),
         "--out", name,
     )  # fmt: skip
-    judge = tuple(
-        ("stretto", "eval", "judge", f"{name}/{arm}", *prompts, "--judge", "likelihood")
-        for arm in arms
-    )
+    folders = tuple(f"{name}/{arm}" for arm in arms)
+    judge = ("stretto", "eval", "judge", *folders, *prompts, "--judge", "likelihood")
     compare = (
-        "stretto", "eval", "compare", *(f"{name}/{arm}" for arm in arms),
+        "stretto", "eval", "compare", *folders,
         "--out", f"{name}/compared",
     )  # fmt: skip
     kept = (*_of_each(arms, *EVAL_FILES), *_of_each(arms, *JUDGED_FILES), "compared")
-    return Stage(name, _minutes(sizes, 2 * len(arms)), (run, *judge, compare), kept)
+    return Stage(name, _minutes(sizes, 2 * len(arms)), (run, judge, compare), kept)
 
 
 EVAL_FILES = ("config.json", "environment.json", "rows.jsonl")
@@ -290,10 +288,8 @@ def _evaluation(sizes: Sizes) -> list[Stage]:
         *(part for name, model in arms.items() for part in ("--arm", f"{name}={model}")),
         "--out", "eval",
     )  # fmt: skip
-    judge = tuple(
-        ("stretto", "eval", "judge", f"eval/{name}", *TEST, "--judge", "likelihood")
-        for name in arms
-    )
+    folders = tuple(f"eval/{name}" for name in arms)
+    judge = ("stretto", "eval", "judge", *folders, *TEST, "--judge", "likelihood")
     rows, verdicts = _of_each(arms, *EVAL_FILES), _of_each(arms, *JUDGED_FILES)
     stages, done = [], 0
     while done < sizes.eval_prompts:
@@ -302,7 +298,7 @@ def _evaluation(sizes: Sizes) -> list[Stage]:
         command = (*run, "--until", str(until))
         stages.append(Stage(f"eval-to-{until}", max(1, minutes), (command,), rows, "eval"))
         done = until
-    stages.append(Stage("eval-judge", _minutes(sizes, 2 * len(arms)), judge, verdicts, "eval"))
+    stages.append(Stage("eval-judge", _minutes(sizes, 2 * len(arms)), (judge,), verdicts, "eval"))
     return stages
 
 

@@ -18,22 +18,30 @@ app.command("run")(eval_run)
 
 @app.command("judge")
 def eval_judge(
-    folder: parts.Folder,
+    folders: parts.Folders,
     *,
     judge: Annotated[
-        str, typer.Option(metavar="KIND[:MODEL]", help="likelihood, llm or exact, and which model.")
+        str,
+        typer.Option(
+            metavar="KIND[:MODEL]", help="likelihood, llm, exact or reference; of two which model."
+        ),
     ],
     prompts: parts.Prompts = None,
     judge_url: parts.JudgeUrl = None,
     api_key_env: parts.ApiKeyEnv = "OPENAI_API_KEY",
     expected: parts.Expected = None,
+    references: parts.References = None,
+    reference_field: parts.JudgeReferenceField = None,
     concurrency: parts.Concurrency = 8,
     price_in: parts.PriceIn = None,
     price_out: parts.PriceOut = None,
     max_cost: parts.MaxCost = None,
     as_json: parts.AsJson = False,
 ) -> None:
-    """Let a judge compare a finished run's answers with the baseline's, and sum up anew."""
+    """Let a judge compare finished runs' answers with the baseline's, and sum up anew.
+
+    A judge that is a model is loaded once for all runs.
+    """
     from stretto.cli.bench_parts import show
     from stretto.cli.output import say
     from stretto.eval.folder import load_run
@@ -42,10 +50,15 @@ def eval_judge(
     settings = parts.judge_settings(
         judge, url=judge_url, api_key_env=api_key_env, expected=expected, concurrency=concurrency,
         price_in=price_in, price_out=price_out, max_cost=max_cost,
+        references=tuple(references) if references else None, reference_field=reference_field,
     )  # fmt: skip
-    num_unjudged = parts.judge_run(folder, settings, prompts or ())
-    summary = summary_of(load_run(folder, settings.kind))
-    show(summary if as_json else None, text_of(summary))
+    num_unjudged = parts.judge_runs(folders, settings, prompts or ())
+    summaries = [summary_of(load_run(folder, settings.kind)) for folder in folders]
+    if len(summaries) == 1:
+        show(summaries[0] if as_json else None, text_of(summaries[0]))
+    else:
+        text = "\n\n".join(f"{s['run']}\n\n{text_of(s)}" for s in summaries)
+        show({"runs": summaries} if as_json else None, text)
     if num_unjudged:
         say(f"{num_unjudged} prompts have no verdict")
         raise typer.Exit(SOME_FAILED)
@@ -82,22 +95,22 @@ def eval_plot(
     *,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the pictures and CSV files go.")],
     quality: Annotated[
-        str | None, typer.Option(help="accuracy, win_rate or lc_win_rate; the first there is.")
+        str | None, typer.Option(help="accuracy, lc_win_rate or another; the first there is.")
     ] = None,
     judge: parts.WhoseVerdicts = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     as_json: parts.AsJson = False,
 ) -> None:
-    """Plot quality against realized and theoretical speed-up and parallelism, a point a run."""
+    """Plot quality against speed-ups, parallelism and live KV, a point a run."""
     from stretto.cli.bench_parts import prepare, show
     from stretto.eval.compare import compare
-    from stretto.eval.plots import baseline_quality, choose_quality, save_plots
+    from stretto.eval.plots import baseline_live, baseline_quality, choose_quality, save_plots
 
     runs = parts.load_runs(folders, judge)
     rows = compare(runs, seed)["runs"]
     name = choose_quality(rows, quality)
     prepare(out)
-    written = save_plots(out, rows, name, baseline_quality(runs[0], name))
+    written = save_plots(out, rows, name, baseline_quality(runs[0], name), baseline_live(runs[0]))
     show(written if as_json else None, "\n".join(str(out / file) for file in written))
 
 

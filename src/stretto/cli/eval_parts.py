@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from stretto.errors import InvalidInput
 
 if TYPE_CHECKING:
     from stretto.eval.folder import Run
@@ -19,7 +22,9 @@ Prompts = Annotated[
 ]
 JudgeName = Annotated[
     str | None,
-    typer.Option(metavar="KIND[:MODEL]", help="likelihood, llm or exact, and which model."),
+    typer.Option(
+        metavar="KIND[:MODEL]", help="likelihood, llm, exact or reference; of two which model."
+    ),
 ]
 JudgeUrl = Annotated[
     str | None, typer.Option(metavar="URL", help="Of judge llm: the endpoint, up to its /v1.")
@@ -29,6 +34,14 @@ ApiKeyEnv = Annotated[
 ]
 Expected = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Of judge exact: JSONL with right answers.")
+]
+References = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Of judge reference: JSONL with answers; repeatable."),
+]
+JudgeReferenceField = Annotated[
+    str | None,
+    typer.Option("--reference-field", metavar="NAME", help="Field of a reference; else a usual."),
 ]
 MaxCost = Annotated[
     float | None, typer.Option(metavar="X", help="Dollars that judge llm may spend.")
@@ -87,34 +100,79 @@ def check_judge(settings: JudgeSettings, configs: Sequence[Mapping[str, Any]]) -
         judge.close()
 
 
-def judge_run(path: Path, settings: JudgeSettings, prompts: Sequence[Path]) -> int:
-    """Judges a run, writes the verdicts and the new summary; returns how many prompts have no
-    verdict. `prompts`: files with the prompts, of a run that kept none."""
+def judge_runs(paths: Sequence[Path], settings: JudgeSettings, prompts: Sequence[Path]) -> int:
+    """Judges runs by one judge, writes the verdicts and new summary of each when it is done;
+    returns how many prompts have no verdict. All runs are read before anything is loaded.
+    `prompts`: files with the prompts, of runs that kept none."""
     from stretto.cli.output import say
     from stretto.eval import judging
     from stretto.eval.folder import load_run, unjudged_run
     from stretto.eval.summary import save_summary
     from stretto.eval.texts import texts_of
 
-    run = unjudged_run(path)
-    texts = texts_of(run, prompts)
-    opened = _open(run, settings, prompts)
-    try:
-        say(f"judging {len(run.rows)} prompts by {opened.identity.partition(';')[0]}")
-        verdicts = judging.judge_run(run, opened, texts)
-    finally:
-        opened.close()
-    save_summary(load_run(path, settings.kind))
-    return judging.num_unjudged(verdicts)
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise InvalidInput("one run is named twice; name each once")
+    runs = [unjudged_run(path) for path in paths]
+    texts = [texts_of(run, prompts) for run in runs]
+    num_unjudged = 0
+    with JudgeDesk(settings, prompts) as desk:
+        for run, own in zip(runs, texts, strict=True):
+            judge = desk.judge_of(run)
+            name = judge.identity.partition(";")[0]
+            say(f"judging {len(run.rows)} prompts of {run.name} by {name}")
+            num_unjudged += judging.num_unjudged(judging.judge_run(run, judge, own))
+            save_summary(load_run(run.path, settings.kind))
+    return num_unjudged
 
 
-def _open(run: Run, settings: JudgeSettings, prompts: Sequence[Path]) -> Judge:
-    from dataclasses import replace
+class JudgeDesk:
+    """Opens judges for runs: one for all of them, unless each run has one of its own, as has a
+    task's check, and an endpoint, whose replies are kept in the run's folder. What an endpoint may
+    spend is for all runs together."""
 
-    from stretto.eval.judges import open_judge
-    from stretto.eval.judging import task_judge
+    def __init__(self, settings: JudgeSettings, prompts: Sequence[Path]) -> None:
+        self._settings = settings
+        self._prompts = prompts
+        self._judge: Judge | None = None
 
-    if settings.kind == "exact" and settings.expected is None:
-        return task_judge(run, prompts)
-    replies = run.path / "replies.jsonl" if settings.kind == "llm" else None
-    return open_judge(replace(settings, replies=replies))
+    def judge_of(self, run: Run) -> Judge:
+        from stretto.eval.judges import open_judge
+        from stretto.eval.judging import task_judge
+
+        settings = self._settings
+        if settings.kind == "exact" and settings.expected is None:
+            self._replace(task_judge(run, self._prompts))
+        elif settings.kind == "llm":
+            cost = self._spent()
+            self._replace(open_judge(replace(settings, replies=run.path / "replies.jsonl")))
+            self._charge(cost)
+        elif self._judge is None:
+            self._judge = open_judge(settings)
+        if self._judge is None:
+            raise AssertionError("a judge was opened")
+        return self._judge
+
+    def _spent(self) -> float:
+        """What the judge has spent, with those before it."""
+        client = getattr(self._judge, "client", None)
+        return 0.0 if client is None else float(client.ledger.cost)
+
+    def _charge(self, cost: float) -> None:
+        client = getattr(self._judge, "client", None)
+        if client is not None:
+            client.ledger.cost += cost
+
+    def _replace(self, judge: Judge) -> None:
+        self.close()
+        self._judge = judge
+
+    def close(self) -> None:
+        if self._judge is not None:
+            self._judge.close()
+        self._judge = None
+
+    def __enter__(self) -> JudgeDesk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

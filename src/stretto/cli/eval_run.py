@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,12 @@ from stretto.params import SamplingParams
 
 if TYPE_CHECKING:
     from stretto.eval.job import Job
+    from stretto.eval.judges import JudgeSettings
     from stretto.eval.tasks import Prompts, Source, Task
+    from stretto.eval.together import Meter
+
+DEFAULT_POOL_SLOTS, BATCH = 8192, 16
+"""Those of `LM.load` and of a `Job`."""
 
 
 TaskName = Annotated[str, typer.Option("--task", help="instruct, gsm8k, multipart or a problem's.")]
@@ -63,6 +69,8 @@ Pairs = Annotated[int, typer.Option(help="Timed decodes a side and prompt; 0: no
 Warm = Annotated[
     str, typer.Option(help="Decode untimed before timing: on the first prompt, or on every one.")
 ]
+Samples = Annotated[int, typer.Option("--n", metavar="N", help="Answers a prompt and side.")]
+Batch = Annotated[int, typer.Option(metavar="N", help="Requests of a side at once, without pairs.")]
 Until = Annotated[int | None, typer.Option(metavar="N", help="Only the first N prompts for now.")]
 
 
@@ -90,12 +98,18 @@ def eval_run(
     device: options.Device = "cpu",
     engine: options.Engine = "auto",
     threads: options.Threads = None,
+    page_size: options.PageSize = 1,
+    pool_slots: options.PoolSlots = DEFAULT_POOL_SLOTS,
+    batch: Batch = BATCH,
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    n: Samples = 1,
     seed: options.Seed = 0,
     no_prompts: data_options.NoPrompts = False,
     judge: parts.JudgeName = None,
     judge_url: parts.JudgeUrl = None,
+    references: parts.References = None,
     as_json: parts.AsJson = False,
 ) -> None:
     """Answer a task's prompts by a model and by a baseline; time, score and keep every answer.
@@ -104,20 +118,18 @@ def eval_run(
     goes on where a killed run was.
     """
     from stretto.cli.bench_parts import check, prepare
-    from stretto.errors import InvalidInput
+    from stretto.eval.job import Job
     from stretto.eval.tasks import Source, get_task, load_prompts
 
-    check(threads=threads, until=until)
+    check(threads=threads, until=until, n=n, batch=batch)
     check(low=0, pairs=pairs, seed=seed)
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     arms = chosen_arms(
         out, arm or (), model=model, method=method, without=without or (), joins=not no_joins
     )
     _check(arms, dtype, engine, warm)
     other = baseline_of(arms, baseline)
-    settings = None if judge is None else parts.judge_settings(judge, url=judge_url)
-    if settings is not None and other == NO_BASELINE:
-        raise InvalidInput("a judge compares with the baseline; leave out --judge or --baseline")
+    settings = _judge(judge, judge_url, references, other, n)
     chosen = get_task(task)
     source = Source(
         tuple(prompts or ()), prompt_field, reference_field, limit, seed, split,
@@ -126,10 +138,11 @@ def eval_run(
     found = load_prompts(chosen, source)
     for one in arms:
         prepare(one.out)
-    sides = load_sides(Loader(dtype, device, engine, threads), arms, other)
-    from stretto.eval.job import Job
-
-    job = Job(chosen, found, *sides, params, pairs, warm, keeps_prompts=not no_prompts)
+    loader = Loader(dtype, device, engine, threads, page_size, pool_slots)
+    sides = load_sides(loader, arms, other)
+    job = Job(
+        chosen, found, *sides, params, n, pairs, warm, keeps_prompts=not no_prompts, batch=batch
+    )
     configs = [_config(job, one, other, source, device) for one in arms]
     if settings is not None:
         parts.check_judge(settings, configs)
@@ -140,8 +153,27 @@ def eval_run(
     kind = None if settings is None else settings.kind
     num_unjudged = 0
     if settings is not None:
-        num_unjudged = sum(parts.judge_run(one.out, settings, source.paths) for one in arms)
+        num_unjudged = parts.judge_runs([one.out for one in arms], settings, source.paths)
     _finish(arms, kind, as_json, num_unjudged)
+
+
+def _judge(
+    judge: str | None, url: str | None, references: list[Path] | None, baseline: str, n: int
+) -> JudgeSettings | None:
+    """Whom the run is to be judged by. Raises `InvalidInput` if it could not be."""
+    from stretto.errors import InvalidInput
+
+    if judge is None:
+        return None
+    if baseline == NO_BASELINE:
+        raise InvalidInput("a judge compares with the baseline; leave out --judge or --baseline")
+    if n > 1:
+        raise InvalidInput(
+            f"a judge compares one answer a prompt, not {n}; leave out --judge or --n"
+        )
+    return parts.judge_settings(
+        judge, url=url, references=tuple(references) if references else None
+    )
 
 
 def _check(arms: Sequence[Arm], dtype: str, engine: str, warm: str) -> None:
@@ -176,13 +208,16 @@ def _config(job: Job, arm: Arm, baseline: str, source: Source, device: str) -> d
         "sampling": {
             "max_tokens": job.params.max_tokens,
             "temperature": job.params.temperature,
+            "top_p": job.params.top_p,
             "seed": job.params.seed,
+            "samples": job.num_samples,
         },
         "place": {
             "engine": side.lm.engine.name,
             "dtype": Target.of(side.lm).dtype,
             "device": device,
             "torch_threads": torch.get_num_threads(),
+            "page_size": side.page_size,
         },
         "pairs": job.num_pairs,
         "warm": job.warm,
@@ -195,6 +230,7 @@ def _task_config(task: Task, prompts: Prompts, source: Source) -> dict[str, Any]
         "name": task.name,
         "version": task.version,
         "has_scores": task.score is not None,
+        "has_votes": task.has_votes,
         "num_prompts": len(prompts.items),
         "left_out": prompts.left_out,
         "digest": prompts.digest,
@@ -203,6 +239,7 @@ def _task_config(task: Task, prompts: Prompts, source: Source) -> dict[str, Any]
         "limit": source.limit,
         "split": source.split,
         "skip_if": list(source.skip_if),
+        "size": source.size,
     }
 
 
@@ -210,28 +247,39 @@ def _evaluate(
     job: Job, arms: Sequence[Arm], configs: Sequence[dict[str, Any]], device: str,
     until: int | None,
 ) -> int:  # fmt: skip
-    """Measures what is missing of the first `until` prompts; how many of all are missing then.
-    Exits after Ctrl-C."""
+    """Measures what is missing of the first `until` prompts; how many of all are missing then, in
+    some arm or sample. Exits after Ctrl-C."""
     from stretto.cli.output import interruptible, say
     from stretto.data.store import Store
     from stretto.eval import folder
-    from stretto.eval.rows import EvalRow
+    from stretto.eval.rows import EvalRow, row_key
     from stretto.eval.runner import evaluate
 
     for reason, count in job.prompts.left_out.items():
         say(f"left out by {reason}: {count}")
     for arm, config in zip(arms, configs, strict=True):
         folder.start(arm.out, config)
-    wanted = [item.prompt_id for item in job.prompts.items[:until]]
+    keys = [
+        [row_key(item.prompt_id, sample) for sample in range(job.num_samples)]
+        for item in job.prompts.items
+    ]
+    wanted = [key for own in keys[:until] for key in own]
+    meters: dict[str, Meter] = {}
     with ExitStack() as opened, interruptible() as is_interrupted:
         stores = {a.name: opened.enter_context(Store(a.out / folder.ROWS, EvalRow)) for a in arms}
+        for arm in arms:
+            folder.read_eval_rows(arm.out)
         missing = [a for a in arms if any(name not in stores[a.name] for name in wanted)]
         processes = {a.name: folder.add_environment(a.out, _environment(device)) for a in missing}
         is_done = evaluate(
             job, {arm.name: stores[arm.name] for arm in missing}, processes=processes, report=say,
-            is_interrupted=is_interrupted, until=until,
+            is_interrupted=is_interrupted, until=until, meters=meters,
         )  # fmt: skip
-        num_done = min(len(store) for store in stores.values())
+        rows = list(stores.values())
+        num_done = sum(all(key in store for store in rows for key in own) for own in keys)
+    for name in meters.keys() & processes.keys():
+        out = next(arm.out for arm in arms if arm.name == name)
+        folder.note_environment(out, processes[name], {"throughput": asdict(meters[name])})
     if not is_done:
         say(f"interrupted after {num_done} prompts; the same command goes on from there")
         raise typer.Exit(INTERRUPTED)

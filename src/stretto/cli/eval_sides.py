@@ -27,11 +27,12 @@ class Loader:
     device: str
     engine: str
     threads: int | None
+    page_size: int
+    pool_slots: int
     extras: tuple[Extra, ...] = ()
 
     def load(self, name: str) -> LM:
         from stretto.cli.answer import load
-        from stretto.lm import DEFAULT_POOL_SLOTS
 
         return load(
             name,
@@ -39,8 +40,8 @@ class Loader:
             device=self.device,
             engine=self.engine,
             threads=self.threads,
-            pool_slots=DEFAULT_POOL_SLOTS,
-            page_size=1,
+            pool_slots=self.pool_slots,
+            page_size=self.page_size,
             offline=False,
             extras=self.extras,
         )

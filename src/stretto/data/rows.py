@@ -192,7 +192,8 @@ def read_sources(
     """Prompts (and responses) of users' JSONL files, in order, repeated prompts included.
 
     Without a field's name the first of `PROMPT_FIELDS` (`RESPONSE_FIELDS`) that a line has is
-    taken. Raises `InvalidInput` for a line without a prompt, or without the named response.
+    taken. A response that is a whole number is its digits. Raises `InvalidInput` for a line without
+    a prompt, or without the named response.
     """
     sources = []
     for path in paths:
@@ -202,7 +203,8 @@ def read_sources(
             if prompt is None or not prompt.strip():
                 wanted = prompt_field or " or ".join(PROMPT_FIELDS)
                 raise InvalidInput(f"{name} has no text in field {wanted}; name it with an option")
-            response = _field(value, response_field, RESPONSE_FIELDS)
+            numbers = {k: str(v) for k, v in value.items() if type(v) is int}
+            response = _field(value | numbers, response_field, RESPONSE_FIELDS)
             if response is None and response_field is not None:
                 raise InvalidInput(f"{name} has no text in field {response_field}")
             fields = {field: value[field] for field in keep_fields if field in value}

@@ -16,6 +16,7 @@ def outputs(
     """Entries with `instruction`, `output`, `generator` and `dataset`, in the run's order: one for
     every prompt, since a missing one would be another benchmark. A prompt that failed has output
     "". `texts`: every prompt's by its id. Raises `InvalidInput` for a run without that side."""
+    run.check_single("exported")
     if side == "baseline" and not run.has_baseline:
         raise InvalidInput(f"{run.path} has no baseline; export --side ours")
     entries = []

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from stretto.data.sample import request_seed
 from stretto.errors import StrettoError
-from stretto.eval.rows import Answered, ThreadRow
+from stretto.eval.rows import Answered, LiveRow, ThreadRow
 from stretto.methods import is_for_any_model
 from stretto.recorder import MAIN
-from stretto.trace import is_drawn
+from stretto.trace import is_drawn, live_tokens
 from stretto.train.scores import redundant_branches
 
 if TYPE_CHECKING:
@@ -36,12 +37,22 @@ class Contestant:
     lm: LM
     method: str
 
-    def submit(self, prompt: str, params: SamplingParams) -> Stream:
-        """Queues a prompt. Raises `InvalidInput` for one that cannot be answered."""
-        return self.lm.submit(prompt, params, method=self.method)
+    @property
+    def page_size(self) -> int:
+        return self.lm.scheduler.pool.page_size
+
+    def submit(self, prompt: str, params: SamplingParams, sample: int = 0) -> Stream:
+        """Queues sample number `sample` of a prompt; no two prompts draw the same numbers. Raises
+        `InvalidInput` for one that cannot be answered."""
+        own = replace(params, seed=request_seed(params.seed, prompt))
+        return self.lm.submit(prompt, own, method=self.method, sample=sample)
 
     def answer(
-        self, prompt: str, params: SamplingParams, is_interrupted: Callable[[], bool]
+        self,
+        prompt: str,
+        params: SamplingParams,
+        is_interrupted: Callable[[], bool],
+        sample: int = 0,
     ) -> Completion:
         """Decodes a prompt alone, to its end.
 
@@ -54,7 +65,7 @@ class Contestant:
         if str(getattr(self.lm.engine, "device", "cpu")).startswith("cuda"):
             torch.cuda.synchronize()
         try:
-            with self.submit(prompt, params) as stream:
+            with self.submit(prompt, params, sample) as stream:
                 while not stream.request.is_done:
                     if is_interrupted():
                         raise Interrupted
@@ -64,9 +75,9 @@ class Contestant:
             raise StrettoError("decoding failed: out of memory; try fewer --pool-slots") from None
 
 
-def answered(runs: Sequence[Completion], num_warm: int) -> Answered:
+def answered(runs: Sequence[Completion], num_warm: int, page_size: int = 1) -> Answered:
     """The row of a prompt that was decoded `runs` times, of the last of them. The seconds of the
-    first `num_warm` are left out."""
+    first `num_warm` are left out. `page_size`: the pool's."""
     completion, timed = runs[-1], runs[num_warm:]
     trace, usage = completion.trace, completion.usage
     has_annotations = not is_for_any_model(completion.method)
@@ -99,6 +110,26 @@ def answered(runs: Sequence[Completion], num_warm: int) -> Answered:
         repeats=all(run.text == completion.text for run in runs) if len(runs) > 1 else None,
         decode_s=[run.timing.decode_s for run in timed],
         total_s=[run.timing.total_s for run in timed],
+        live=live_of(completion, page_size),
+    )
+
+
+def live_of(completion: Completion, page_size: int) -> LiveRow:
+    """What an answer kept visible, from its trace; means to 6 decimals."""
+    tokens, trace = completion.live_kv, completion.trace
+    slots = live_tokens(trace, page_size)
+    size = trace.num_tokens
+    return LiveRow(
+        mean=round(tokens.mean, 6),
+        peak=tokens.peak,
+        generated_mean=round(tokens.generated_mean, 6),
+        generated_peak=tokens.generated_peak,
+        dense_generated_mean=(size + 1) / 2 if size else 0.0,
+        page_size=page_size,
+        slots_mean=round(slots.mean, 6),
+        slots_peak=slots.peak,
+        generated_slots_mean=round(slots.generated_mean, 6),
+        reserved_peak=tokens.pool_peak_slots,
     )
 
 

@@ -11,14 +11,26 @@ from stretto.errors import InvalidInput
 from stretto.eval.folder import Run, first_difference, write_json
 from stretto.eval.job import EVERY
 from stretto.eval.lcwr import difficulties
+from stretto.eval.live import DEFINITIONS as LIVE_DEFINITIONS
+from stretto.eval.live import live_means
 from stretto.eval.metrics import means_of, percent, shares_of, values_of
 from stretto.eval.statistics import Estimate, paired_difference, paired_ratio
-from stretto.eval.summary import QUALITIES, Figures, figures, judged, qualities
+from stretto.eval.summary import (
+    QUALITIES,
+    Figures,
+    figures,
+    judged,
+    prompt_figures,
+    qualities,
+    throughput,
+)
 from stretto.files import write_atomically
 
 COMPARED_RATIOS = ("realized", "theoretical", "parallelism")
 SHOWN = ("threads", "two_at_once", "well_formed", "redundant", "redundant_threads")
 """What threads did, in the table for people."""
+SHOWN_LIVE = ("live_generated", "live_share")
+"""What was kept in view, there."""
 
 DEFINITIONS = {
     "lc_win_rate": "as in a run's summary, with the difficulty of every prompt estimated from the "
@@ -29,7 +41,9 @@ DEFINITIONS = {
     "threads": "mean threads of an answer, main included, over prompts with an answer",
     "redundant": "share of all forked threads that are redundant, as in a run's summary",
     "redundant_threads": "mean redundant threads of an answer, over prompts with an answer",
-    "ratio": "of a speed: geometric mean over prompts of this run by the first one, likewise",
+    "ratio": "of a speed, or of live_generated: geometric mean over prompts of this run by the "
+    "first one, likewise",
+    **LIVE_DEFINITIONS,
 }
 SAME = ("task", "sampling", "baseline", "place")
 """Parts of the settings in which runs that are compared must agree."""
@@ -81,11 +95,12 @@ def compare(runs: Sequence[Run], seed: int = 0) -> dict[str, Any]:
     """`runs`: a flat row for each. `paired`: of each run but the first and each figure that both
     have, the paired difference or ratio to the first. Raises as `check_comparable`."""
     check_comparable(runs)
-    tables = {run.name: figures(run) for run in runs}
+    answers = {run.name: figures(run) for run in runs}
+    tables = {run.name: prompt_figures(run, answers[run.name]) for run in runs}
     difficulty = None
     if all(run.verdicts is not None for run in runs):
         difficulty = difficulties([judged(table) for table in tables.values()])
-    rows = [_row(run, tables[run.name], difficulty, seed) for run in runs]
+    rows = [_row(run, answers[run.name], tables[run.name], difficulty, seed) for run in runs]
     first = tables[runs[0].name]
     paired = [
         {"run": run.name, "to": runs[0].name} | line
@@ -113,10 +128,10 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     out by `None`."""
     shown: dict[str, Any] = {"run": row["run"], "prompts": row["prompts"]}
     shown["failures"] = row["failures"]
-    for name in (*QUALITIES, *COMPARED_RATIOS):
+    for name in (*QUALITIES, *COMPARED_RATIOS, *SHOWN_LIVE):
         shown[name] = None
         if row[name] is not None:
-            digits = 2 if name in COMPARED_RATIOS else 1
+            digits = 2 if name in (*COMPARED_RATIOS, "live_share") else 1
             low, high = row[f"{name}_low"], row[f"{name}_high"]
             shown[name] = f"{row[name]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
     return shown | {name: row[name] for name in SHOWN}
@@ -131,15 +146,17 @@ def save(out: Path, result: Mapping[str, Any]) -> None:
 
 
 def _row(
-    run: Run, table: Figures, difficulty: Mapping[str, float] | None, seed: int
+    run: Run, answers: Figures, table: Figures, difficulty: Mapping[str, float] | None, seed: int
 ) -> dict[str, Any]:
+    """A run's row. `table`: the figures of its answers by prompt."""
     means = means_of(table, seed)
     row: dict[str, Any] = {
         "run": run.name,
         "model": run.config["ours"]["model"],
         "method": run.config["ours"]["method"],
         "prompts": len(table),
-        "failures": sum(f["error"] is not None for f in table),
+        "answers": len(answers),
+        "failures": sum(f["error"] is not None for f in answers),
     }
     for name, estimate in qualities(run, table, difficulty).items():
         row |= _named(name, estimate)
@@ -147,7 +164,15 @@ def _row(
         mean = means[name]
         row |= _named(name, Estimate(mean["geometric_mean"], mean["low"], mean["high"]))
         row |= {f"{name}_arithmetic": mean["arithmetic_mean"], f"{name}_left_out": mean["left_out"]}
-    return row | shares_of(table) | _threads(table)
+    for name, estimate in live_means(table, seed).items():
+        row |= _named(name, estimate)
+    return row | shares_of(answers) | _threads(answers) | _speed(run)
+
+
+def _speed(run: Run) -> dict[str, float | None]:
+    """Tokens a second of passes with many prompts, where they were measured."""
+    found = throughput(run)
+    return {"tokens_per_s": None if found is None else found["tokens_per_s"]}
 
 
 def _threads(table: Figures) -> dict[str, float | None]:
@@ -167,11 +192,12 @@ def _named(name: str, estimate: Estimate) -> dict[str, float | None]:
 
 def _paired(table: Figures, first: Figures, seed: int) -> list[dict[str, Any]]:
     lines = []
-    for key, name in (("score", "accuracy"), ("preference", "win_rate")):
+    qualities_by_key = (("score", "accuracy"), ("majority", "majority"), ("preference", "win_rate"))
+    for key, name in qualities_by_key:
         ours, theirs = _both(table, first, key)
         estimate = percent(paired_difference(ours, theirs, seed))
         lines.append(_line(name, "difference", estimate, len(ours), len(table)))
-    for key in COMPARED_RATIOS:
+    for key in (*COMPARED_RATIOS, "live_generated"):
         ours, theirs = _both(table, first, key)
         estimate = paired_ratio(ours, theirs, seed)
         lines.append(_line(key, "ratio", estimate, len(ours), len(table)))

@@ -8,6 +8,7 @@ each process that measured; `rows.jsonl` grows row by row; `summary.json`, `prom
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from stretto.data.rows import read_rows
 from stretto.errors import InvalidInput
 from stretto.eval.rows import EvalRow, VerdictRow
+from stretto.eval.settings import checked
 from stretto.files import parse_json, write_atomically
 
 CONFIG, ENVIRONMENT, ROWS, SUMMARY = (
@@ -54,6 +56,18 @@ class Run:
         return bool(self.config["task"]["has_scores"])
 
     @property
+    def num_samples(self) -> int:
+        return int(self.config["sampling"]["samples"])
+
+    def check_single(self, what: str) -> None:
+        """Raises `InvalidInput` for a run of several samples a prompt, which cannot be `what`."""
+        if self.num_samples > 1:
+            raise InvalidInput(
+                f"{self.path} has {self.num_samples} answers to each prompt, and is not {what}; "
+                "make a run without --n"
+            )
+
+    @property
     def has_baseline(self) -> bool:
         return self.config["baseline"] is not None
 
@@ -68,7 +82,7 @@ def start(out: Path, config: JsonObject) -> None:
             raise InvalidInput(f"{out} has rows but no {CONFIG}; name another --out")
         write_json(there, config)
         return
-    difference = first_difference(read_json(there), config)
+    difference = first_difference(checked(read_json(there), there), config)
     if difference is not None:
         raise InvalidInput(
             f"{out} is a run of other settings ({difference}); name another --out, or the same "
@@ -78,12 +92,39 @@ def start(out: Path, config: JsonObject) -> None:
 
 def add_environment(out: Path, environment: JsonObject) -> int:
     """Keeps what a process measures with; returns the number of its entry."""
-    path = out / ENVIRONMENT
-    entries = read_json(path) if path.exists() else []
-    if not isinstance(entries, list):
-        raise InvalidInput(f"{path} is no list; remove it, or name another --out")
-    write_json(path, [*entries, environment])
+    entries = read_environment(out) if (out / ENVIRONMENT).exists() else []
+    write_json(out / ENVIRONMENT, [*entries, environment])
     return len(entries)
+
+
+def note_environment(out: Path, process: int, notes: JsonObject) -> None:
+    """Adds to the entry of a process."""
+    entries = read_environment(out)
+    entries[process] = entries[process] | notes
+    write_json(out / ENVIRONMENT, entries)
+
+
+def read_environment(out: Path) -> list[JsonObject]:
+    """The entries of all processes that measured a run. Raises `InvalidInput` if they are not what
+    is written there."""
+    path = out / ENVIRONMENT
+    entries = read_json(path)
+    if not isinstance(entries, list) or not all(map(_is_environment, entries)):
+        raise InvalidInput(
+            f"{path} is not what stretto eval run writes; remove it and run its command again"
+        )
+    return entries
+
+
+def _is_environment(entry: Any) -> bool:
+    machine = entry.get("machine") if isinstance(entry, dict) else None
+    if not isinstance(machine, dict) or not isinstance(machine.get("revision"), str | None):
+        return False
+    speed = entry.get("throughput")
+    names = ("answers", "tokens", "text_tokens", "seconds", "batch")
+    return speed is None or (
+        isinstance(speed, dict) and all(isinstance(speed.get(n), int | float) for n in names)
+    )
 
 
 def load_run(path: Path, judge: str | None = None) -> Run:
@@ -98,24 +139,39 @@ def load_run(path: Path, judge: str | None = None) -> Run:
 def unjudged_run(path: Path) -> Run:
     """A run from its folder, whatever verdicts there are. Raises as `load_run`."""
     config = read_config(path)
-    rows = sorted(read_rows(path / ROWS, EvalRow), key=lambda row: row.number)
-    wanted = config["task"]["num_prompts"]
+    rows = sorted(read_eval_rows(path), key=lambda row: (row.number, row.sample))
+    samples = config["sampling"]["samples"]
+    wanted = config["task"]["num_prompts"] * samples
+    what = "prompts" if samples == 1 else "answers"
     if len(rows) < wanted:
         raise InvalidInput(
-            f"{path} is not finished ({len(rows)} of {wanted} prompts); run its command again"
+            f"{path} is not finished ({len(rows)} of {wanted} {what}); run its command again"
+        )
+    if len(rows) > wanted:
+        raise InvalidInput(
+            f"{path / ROWS} has {len(rows)} rows for {wanted} {what}; run its command again "
+            "with another --out"
         )
     return Run(path, config, tuple(rows))
+
+
+def read_eval_rows(path: Path) -> list[EvalRow]:
+    """The rows of a run's folder. Raises `InvalidInput` for one that comes twice."""
+    rows = read_rows(path / ROWS, EvalRow)
+    keys = Counter(row.key for row in rows)
+    twice = [key for key, count in keys.items() if count > 1]
+    if twice:
+        raise InvalidInput(
+            f"{path / ROWS} has row {twice[0]} twice ({len(twice)} such); take out all but one"
+        )
+    return rows
 
 
 def read_config(path: Path) -> JsonObject:
     """Raises `InvalidInput` if the folder is no run's."""
     if not (path / CONFIG).is_file():
         raise InvalidInput(f"{path} is no run's folder: it has no {CONFIG}; see stretto eval run")
-    config = read_json(path / CONFIG)
-    keys = ("task", "ours", "baseline", "sampling", "place")
-    if not isinstance(config, dict) or any(key not in config for key in keys):
-        raise InvalidInput(f"{path / CONFIG} is not what stretto eval run writes; run it again")
-    return config
+    return checked(read_json(path / CONFIG), path / CONFIG)
 
 
 def read_verdicts(path: Path, judge: str | None) -> Verdicts | None:
@@ -131,6 +187,8 @@ def read_verdicts(path: Path, judge: str | None) -> Verdicts | None:
     file = files[judge] if judge is not None else next(iter(files.values()))
     rows = read_rows(file, VerdictRow)
     judges = {row.judge for row in rows}
+    if len({row.key for row in rows}) < len(rows):
+        raise InvalidInput(f"{file} has two verdicts on one prompt; judge the run again")
     if len(judges) != 1:
         raise InvalidInput(f"{file} has verdicts of {len(judges)} judges; judge the run again")
     return Verdicts(judges.pop(), {row.prompt_id: row.preference for row in rows})

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def check_judge(run: Run, identity: str) -> None:
     """Raises `InvalidInput` if this judge scored answers that either model was trained on, or if
     there is no baseline, or none of its answers, to compare with."""
+    run.check_single("judged")
     if not run.has_baseline:
         raise InvalidInput(f"{run.path} has no baseline to judge against; run it with one")
     if all(row.ours is None or row.baseline is None for row in run.rows):

@@ -10,6 +10,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stretto.eval.by_prompt import RATIOS
+from stretto.eval.live import DEFINITIONS as LIVE_DEFINITIONS
+from stretto.eval.live import live_figures
 from stretto.eval.rows import Answered, EvalRow, Side
 from stretto.eval.statistics import (
     NOTHING,
@@ -17,9 +20,8 @@ from stretto.eval.statistics import (
     arithmetic_mean,
     estimate_geometric,
     estimate_mean,
+    estimate_quotient,
 )
-
-RATIOS = ("realized", "end_to_end", "theoretical", "efficiency", "parallelism")
 
 DEFINITIONS = {
     "realized": "baseline's decode time / ours for the prompt: seconds from the first token to the "
@@ -34,7 +36,14 @@ DEFINITIONS = {
     "prompts",
     "arithmetic_mean": "of the same ratios, for comparison alone",
     "left_out": "prompts without the figure: failed, or a time or count of 0",
-    "accuracy": "mean score of the task, in percent; a failed prompt scores 0",
+    "accuracy": "mean score of the task, in percent; a failed prompt scores 0. Of several samples "
+    "a prompt the pass rate: the mean over prompts of the mean over its samples",
+    "majority": "mean over prompts of the score of the answer that most of its samples give, in "
+    "percent; of a tie the mean of the tied, 0 where no sample says anything",
+    "accuracy_ended": "mean score of the answers that ended by themselves, in percent: the sum of "
+    "their scores over all prompts by their number; whole prompts are resampled",
+    "truncated": "mean over prompts of the share of answers that ended for want of tokens or room, "
+    "in percent; they are scored as they are",
     "win_rate": "mean preference of the judge for our answer over the baseline's, in percent; a "
     "prompt that we failed is lost, one that the judge gave no verdict on is left out",
     "lc_win_rate": "length-controlled win rate, in percent: the win rate that a logistic model of "
@@ -51,13 +60,14 @@ DEFINITIONS = {
     "stand in one earlier thread of the answer, or that are empty; of all forked threads",
     "unjoined": "forked threads that main never read, of all forked threads",
     "repeats": "prompts decoded more than once whose decodes all gave one text",
+    **LIVE_DEFINITIONS,
 }
 
 
 def figures_of(
     row: EvalRow, verdicts: Mapping[str, float | None] | None = None, *, has_scores: bool = False
 ) -> dict[str, Any]:
-    """The figures of a prompt, flat; None where there is none.
+    """The figures of an answer, flat; None where there is none.
 
     `verdicts`: the judge's preferences by prompt id, in a run that was judged; a prompt that we
     failed and the baseline did not has preference 0. `has_scores`: the task scores answers itself;
@@ -72,6 +82,7 @@ def figures_of(
     return {
         "number": row.number,
         "prompt_id": row.prompt_id,
+        "sample": row.sample,
         "finish_reason": ours.finish_reason if ours else "error",
         "baseline_finish_reason": baseline.finish_reason if baseline else None,
         "realized": realized,
@@ -81,7 +92,10 @@ def figures_of(
         "parallelism": _over(_count(ours, "completion_tokens"), _count(ours, "sequential_steps")),
         "score": _score(row, "ours", has_scores),
         "baseline_score": _score(row, "baseline", has_scores),
+        "vote": ours.vote if ours else None,
+        "baseline_vote": baseline.vote if baseline else None,
         "preference": preference,
+        **_endings(row, has_scores),
         "sequential_steps": _count(ours, "sequential_steps"),
         "completion_tokens": _count(ours, "completion_tokens"),
         "control_tokens": _count(ours, "control_tokens"),
@@ -94,8 +108,27 @@ def figures_of(
         "unjoined": _count(ours, "unjoined"),
         "well_formed": ours.well_formed if ours else None,
         "repeats": ours.repeats if ours else None,
+        **live_figures(ours),
+        "baseline_live_generated": live_figures(baseline)["live_generated"],
         "error": "; ".join(f"{side}: {why}" for side, why in row.errors.items()) or None,
     }
+
+
+def _endings(row: EvalRow, has_scores: bool) -> dict[str, float | None]:
+    """How the answers ended: cut short, by themselves, and what those scored."""
+    found: dict[str, float | None] = {}
+    for prefix, answer in (("", row.ours), ("baseline_", row.baseline)):
+        side: Side = "baseline" if prefix else "ours"
+        is_there = answer is not None or side in row.errors
+        ended = answer is not None and answer.finish_reason == "stop"
+        cut = answer is not None and answer.finish_reason == "length"
+        score = _score(row, side, has_scores)
+        found |= {
+            f"{prefix}truncated": float(cut) if is_there else None,
+            f"{prefix}ended": float(ended) if is_there else None,
+            f"{prefix}ended_score": None if score is None else score * ended,
+        }
+    return found
 
 
 def means_of(figures: Sequence[Mapping[str, Any]], seed: int) -> dict[str, dict[str, Any]]:
@@ -108,13 +141,20 @@ def accuracy(figures: Sequence[Mapping[str, Any]], key: str, seed: int) -> Estim
     return percent(estimate_mean(values_of(figures, key), seed))
 
 
+def accuracy_ended(figures: Sequence[Mapping[str, Any]], prefix: str, seed: int) -> Estimate:
+    """The mean score of answers that ended by themselves in percent, of figures by prompt."""
+    known = [f for f in figures if f[f"{prefix}ended_score"] is not None]
+    above, below = ([float(f[f"{prefix}{n}"]) for f in known] for n in ("ended_score", "ended"))
+    return percent(estimate_quotient(above, below, seed))
+
+
 def win_rate(figures: Sequence[Mapping[str, Any]], seed: int) -> Estimate:
     """The mean preference in percent."""
     return percent(estimate_mean(values_of(figures, "preference"), seed))
 
 
 def shares_of(figures: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Shares of all prompts, failed ones included."""
+    """Shares of all answers, failed ones included."""
     size = len(figures)
     annotates = any(f["well_formed"] is not None for f in figures)
     counts = {
@@ -128,9 +168,10 @@ def shares_of(figures: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 
 def counts_of(figures: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Totals over all prompts. `failures` counts prompts on which either side ended in an error."""
+    """Totals over all answers. `failures` counts those where either side ended in an error."""
     return {
-        "prompts": len(figures),
+        "prompts": len({f["prompt_id"] for f in figures}),
+        "answers": len(figures),
         "failures": sum(f["error"] is not None for f in figures),
         "forked": sum(f["forked"] or 0 for f in figures),
         "redundant": sum(f["redundant"] or 0 for f in figures),

@@ -25,6 +25,27 @@ class ThreadRow(BaseModel):
     finish_reason: str
 
 
+class LiveRow(BaseModel):
+    """Tokens visible to a token of an answer, itself included, over its tokens.
+
+    `generated`: without those of the prompt. `dense_generated_mean`: what `generated_mean` would be
+    with nothing hidden. `slots`: those of the pages of `page_size` that hold them, each segment on
+    pages of its own. `reserved_peak`: slots of the most pages the answer held at once.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    mean: float
+    peak: int
+    generated_mean: float
+    generated_peak: int
+    dense_generated_mean: float
+    page_size: int
+    slots_mean: float
+    slots_peak: int
+    generated_slots_mean: float
+    reserved_peak: int
+
+
 class Answered(BaseModel):
     """An answer and what it cost.
 
@@ -33,7 +54,8 @@ class Answered(BaseModel):
     `most_at_once`: the most threads that drew a token in one step. `redundant`: forked threads that
     say nearly what an earlier one says. `unjoined`: forked threads that main never read.
     `well_formed` is None for a method without annotations. `repeats`: whether all decodes of the
-    prompt gave this text; None if there was one.
+    prompt gave this text; None if there was one. `vote`: as of a `Score`. `live` is None in runs
+    from before it was kept.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -57,10 +79,17 @@ class Answered(BaseModel):
     score: float | None = None
     shares: dict[str, float] = Field(default_factory=dict)
     details: dict[str, Any] = Field(default_factory=dict)
+    vote: str | None = None
+    live: LiveRow | None = None
+
+
+def row_key(prompt_id: str, sample: int) -> str:
+    """What a row is kept under: sample 0 under the prompt's id alone."""
+    return f"{prompt_id}/{sample}" if sample else prompt_id
 
 
 class EvalRow(Row):
-    """A prompt of a run, number `number` from 1 on.
+    """Sample number `sample` of a prompt of a run, which is number `number` from 1 on.
 
     `prompt` is None in a run that keeps no prompts. `errors`: of a side that failed, why; that
     side is None then. `baseline` is also None in a run without one. `process`: which entry of
@@ -70,6 +99,7 @@ class EvalRow(Row):
     kind: ClassVar[str] = "evaluation"
     prompt_id: str
     number: int
+    sample: int = 0
     prompt: str | None = None
     ours: Answered | None = None
     baseline: Answered | None = None
@@ -78,7 +108,7 @@ class EvalRow(Row):
 
     @property
     def key(self) -> str:
-        return self.prompt_id
+        return row_key(self.prompt_id, self.sample)
 
 
 class VerdictRow(Row):
@@ -90,7 +120,7 @@ class VerdictRow(Row):
 
     kind: ClassVar[str] = "verdict"
     prompt_id: str
-    preference: float | None = None
+    preference: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
     judge: str
     details: dict[str, Any] = Field(default_factory=dict)
 

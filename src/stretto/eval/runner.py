@@ -11,8 +11,8 @@ from stretto.errors import StrettoError
 from stretto.eval.answers import Interrupted, answered
 from stretto.eval.job import BASELINE, EVERY, Job, Question
 from stretto.eval.metrics import figures_of
-from stretto.eval.rows import Answered, EvalRow, Side
-from stretto.eval.together import answer_together
+from stretto.eval.rows import Answered, EvalRow, Side, row_key
+from stretto.eval.together import Meter, answer_together
 
 if TYPE_CHECKING:
     from stretto.completion import Completion
@@ -24,27 +24,29 @@ Stores = Mapping[str, Store[EvalRow]]
 def evaluate(
     job: Job, stores: Stores, *, processes: Mapping[str, int], report: Report,
     is_interrupted: Callable[[], bool] = lambda: False, until: int | None = None,
+    meters: dict[str, Meter] | None = None,
 ) -> bool:  # fmt: skip
     """Measures the first `until` prompts, or all, for the arms whose store has no row of them.
 
     `processes`: of each arm, the number of this process among those that measured it. A prompt's
     rows are on disk when it is done. Returns whether all are: not after Ctrl-C, which gives up
-    what is under way.
+    what is under way. `meters`: takes what passes with many prompts came to, by side.
     """
-    size = len(job.prompts.items)
+    size = len(job.prompts.items) * job.num_samples
     missing = _missing(job, stores, until)
     if any(len(store) for store in stores.values()):
-        report(f"going on: {len(missing)} of {size} prompts are to be measured now")
+        what = "prompts" if job.num_samples == 1 else "answers"
+        report(f"going on: {len(missing)} of {size} {what} are to be measured now")
 
     def keep(question: Question, measured: Measured) -> None:
         rows = rows_of(job, question, measured, processes)
         for name, row in rows.items():
             stores[name].add(row)
-        report(f"prompt {question.number} of {size}: {_told(rows)}")
+        report(f"{_place(job, question)}: {_told(rows)}")
 
     try:
         if not job.num_pairs:
-            for question, answers in answer_together(job, missing, is_interrupted):
+            for question, answers in answer_together(job, missing, is_interrupted, meters):
                 keep(question, Measured.untimed(answers))
             missing = _missing(job, stores, until)
         timer = Timer(job, is_interrupted)
@@ -58,10 +60,19 @@ def evaluate(
 def _missing(job: Job, stores: Stores, until: int | None) -> list[Question]:
     found = []
     for number, item in enumerate(job.prompts.items[:until], 1):
-        arms = tuple(name for name, store in stores.items() if item.prompt_id not in store)
-        if arms:
-            found.append(Question(number, item, arms))
+        for sample in range(job.num_samples):
+            key = row_key(item.prompt_id, sample)
+            arms = tuple(name for name, store in stores.items() if key not in store)
+            if arms:
+                found.append(Question(number, item, arms, sample))
     return found
+
+
+def _place(job: Job, question: Question) -> str:
+    place = f"prompt {question.number} of {len(job.prompts.items)}"
+    if job.num_samples == 1:
+        return place
+    return f"{place}, sample {question.sample + 1} of {job.num_samples}"
 
 
 class Measured:
@@ -115,7 +126,9 @@ class Timer:
         job = self._job
         side = job.sides(question.arms)[name]
         try:
-            completion = side.answer(question.item.prompt, job.params, self._is_interrupted)
+            completion = side.answer(
+                question.item.prompt, job.params, self._is_interrupted, question.sample
+            )
         except StrettoError as error:
             measured.errors[name] = str(error)
             return
@@ -135,7 +148,7 @@ def rows_of(
     """A row of each arm; all have the same answer and times of the baseline."""
     item, errors = question.item, measured.errors
     answers = {
-        name: _answered(job, question, runs, measured.num_warm[name])
+        name: _answered(job, name, question, runs, measured.num_warm[name])
         for name, runs in measured.runs.items()
         if name not in errors
     }
@@ -145,6 +158,7 @@ def rows_of(
         rows[name] = EvalRow(
             prompt_id=item.prompt_id,
             number=question.number,
+            sample=question.sample,
             prompt=item.prompt if job.keeps_prompts else None,
             ours=answers.get(name),
             baseline=answers.get(BASELINE),
@@ -154,13 +168,21 @@ def rows_of(
     return rows
 
 
-def _answered(job: Job, question: Question, runs: Sequence[Completion], num_warm: int) -> Answered:
-    row = answered(runs, num_warm)
+def _answered(
+    job: Job, name: str, question: Question, runs: Sequence[Completion], num_warm: int
+) -> Answered:
+    side = job.sides(question.arms)[name]
+    row = answered(runs, num_warm, side.page_size)
     if job.task.score is None:
         return row
     score = job.task.score(question.item, row.text)
     return row.model_copy(
-        update={"score": score.value, "shares": score.shares, "details": score.details}
+        update={
+            "score": score.value,
+            "shares": score.shares,
+            "details": score.details,
+            "vote": score.vote,
+        }
     )
 
 

@@ -66,6 +66,18 @@ def estimate_mean(values: Sequence[float], seed: int) -> Estimate:
     return Estimate(arithmetic_mean(values), low, high)
 
 
+def estimate_quotient(above: Sequence[float], below: Sequence[float], seed: int) -> Estimate:
+    """The sum of `above` by the sum of `below` (never negative), and its interval: both numbers of
+    a prompt are drawn together. Resamples whose `below` are all 0 are left out."""
+    if not sum(below):
+        return NOTHING
+    data = np.stack([np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)], 1)
+    means = np.concatenate(list(_resampled_means(data, seed)))
+    means = means[means[:, 1] > 0]
+    low, high = np.percentile(means[:, 0] / means[:, 1], [2.5, 97.5])
+    return Estimate(math.fsum(above) / math.fsum(below), float(low), float(high))
+
+
 def paired_difference(a: Sequence[float], b: Sequence[float], seed: int) -> Estimate:
     """The mean of a - b over the same prompts, and its interval: both sides of a prompt are drawn
     together."""

@@ -31,7 +31,8 @@ def _item(prompt: str, reference: str | None, place: str) -> Item:
 def score(item: Item, text: str) -> Score:
     """1 if the last number of the answer is the expected one, else 0."""
     found = last_number(text)
-    return Score(float(found == item.gold), details={"found": found})
+    vote = None if found is None else f"{found:.17g}"
+    return Score(float(found == item.gold), details={"found": found}, vote=vote)
 
 
-GSM8K = Task("gsm8k", 1, _load, score)
+GSM8K = Task("gsm8k", 1, _load, score, has_votes=True)

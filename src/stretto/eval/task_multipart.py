@@ -40,7 +40,8 @@ def score(item: Item, text: str) -> Score:
             "sums_own_results": float(len(whole) == len(results) and sum(whole) == said.total),
         },
         details={"total": said.total, "results": results},
+        vote=None if said.total is None else str(said.total),
     )
 
 
-MULTIPART = Task("multipart", VERSION, _load, score)
+MULTIPART = Task("multipart", VERSION, _load, score, has_votes=True)

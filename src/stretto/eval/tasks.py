@@ -15,17 +15,22 @@ from typing import Any
 from stretto.data.rows import prompt_id
 from stretto.errors import InvalidInput, UnknownName
 
-TASKS = ("instruct", "gsm8k", "multipart", "program", "tree", "chain", "dag", "countdown")
+TASKS = (
+    "instruct", "gsm8k", "math", "boxed", "multipart", "program", "tree", "chain", "dag",
+    "countdown",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Score:
     """How right an answer is, from 0 to 1. `shares`: further figures from 0 to 1, whose means over
-    prompts are told. `details`: what was read in the answer, any JSON."""
+    prompts are told. `details`: what was read in the answer, any JSON. `vote`: what it says in a
+    normal form, so that answers which say the same have the same; None if it says nothing."""
 
     value: float
     shares: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
+    vote: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,12 +76,13 @@ class Loaded:
 @dataclass(frozen=True)
 class Task:
     """`load` gives the items of a source. `score` is None for a task whose answers only a judge can
-    weigh."""
+    weigh. `has_votes`: its scores say what an answer says, so that a majority can be taken."""
 
     name: str
     version: int
     load: Callable[[Source], Loaded]
     score: Callable[[Item, str], Score] | None = None
+    has_votes: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,12 +101,13 @@ class Prompts:
 
 def get_task(name: str) -> Task:
     """Raises `UnknownName`."""
+    from stretto.eval.task_boxed import BOXED, MATH
     from stretto.eval.task_gsm8k import GSM8K
     from stretto.eval.task_instruct import INSTRUCT
     from stretto.eval.task_multipart import MULTIPART
     from stretto.eval.task_problems import PROBLEM_TASKS
 
-    known = {task.name: task for task in (INSTRUCT, GSM8K, MULTIPART, *PROBLEM_TASKS)}
+    known = {task.name: task for task in (INSTRUCT, GSM8K, MATH, BOXED, MULTIPART, *PROBLEM_TASKS)}
     if name not in known:
         raise UnknownName("task", name, list(known))
     return known[name]

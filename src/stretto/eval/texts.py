@@ -22,6 +22,7 @@ def source_of(run: Run, paths: Sequence[Path] = ()) -> Source:
         seed=run.config["sampling"]["seed"],
         split=task["split"],
         skip_if=tuple(task["skip_if"]),
+        size=task["size"],
     )
 
 
@@ -48,6 +49,6 @@ def texts_of(run: Run, paths: Sequence[Path] = ()) -> dict[str, str]:
     for name, text in kept.items():
         if prompt_id(text) != name:
             raise InvalidInput(f"prompt {name} of {run.path} has another text than it had")
-    if len(kept) == len(run.rows):
+    if len(kept) == len({row.prompt_id for row in run.rows}):
         return kept
     return {name: item.prompt for name, item in items_of(run, paths).items()}

@@ -6,7 +6,6 @@ prompts with reference answers. Imports no torch.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -62,11 +61,10 @@ def load_problems(name: str, source: Source, sizes: str | None = None) -> Proble
 
 
 def _task(name: str) -> Task:
-    own = {task.name: task for task in (EXACT, BOXED)}
-    if name in own:
-        return own[name]
+    if name == EXACT.name:
+        return EXACT
     if name not in TASKS:
-        raise UnknownName("task", name, [*own, *TASKS, *GENERATED])
+        raise UnknownName("task", name, [EXACT.name, *TASKS])
     return get_task(name)
 
 
@@ -113,34 +111,4 @@ def exact(item: Item, text: str) -> Score:
     return Score(check(item.prompt, text))
 
 
-def boxed(item: Item, text: str) -> Score:
-    r"""1 if what the answer's last `\boxed{...}` holds is the reference: the same integer, or else
-    the same text but for white space."""
-    found = last_boxed(text)
-    wanted = last_boxed(item.gold)
-    same = found is not None and _plain(found) == _plain(item.gold if wanted is None else wanted)
-    return Score(float(same), details={"found": found})
-
-
-def last_boxed(text: str) -> str | None:
-    r"""What the last whole `\boxed{...}` of a text holds, braces inside it balanced."""
-    for start in reversed([found.end() for found in re.finditer(r"\\boxed\s*\{", text)]):
-        depth = 1
-        for at in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[at], 0)
-            if not depth:
-                return text[start:at]
-    return None
-
-
-def _plain(text: str) -> str:
-    bare = re.sub(r"\s|\$|\\[,;!]", "", text)
-    number = re.fullmatch(r"([+-]?)0*(\d+(?:,\d{3})*|\d+)(?:\.0*)?", bare)
-    if number is None:
-        return bare
-    value = int(number[2].replace(",", ""))
-    return str(-value if number[1] == "-" else value)
-
-
 EXACT = Task("exact", 1, lambda source: _load("exact", source), exact)
-BOXED = Task("boxed", 1, lambda source: _load("boxed", source), boxed)

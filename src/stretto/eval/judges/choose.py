@@ -8,15 +8,18 @@ from pathlib import Path
 from stretto.errors import InvalidInput, UnknownName
 from stretto.eval.judges.base import Judge
 
-JUDGES = ("likelihood", "llm", "exact")
+JUDGES = ("likelihood", "llm", "exact", "reference")
 OPTIONS = {
     "url": "--judge-url", "expected": "--expected", "price_in": "--price-in",
-    "price_out": "--price-out", "max_cost": "--max-cost",
+    "price_out": "--price-out", "max_cost": "--max-cost", "references": "--references",
+    "reference_field": "--reference-field",
 }  # fmt: skip
+OF_REFERENCE = ("references", "reference_field")
 UNUSED = {
     "likelihood": tuple(OPTIONS),
-    "llm": ("expected",),
-    "exact": ("model", "url", "price_in", "price_out", "max_cost"),
+    "llm": ("expected", *OF_REFERENCE),
+    "exact": ("model", "url", "price_in", "price_out", "max_cost", *OF_REFERENCE),
+    "reference": ("model", "url", "expected", "price_in", "price_out", "max_cost"),
 }
 """Of each judge, the settings that are other judges' own."""
 
@@ -28,8 +31,9 @@ class JudgeSettings:
     `model`: the reference model of `likelihood` (a name or folder; the embedded one if None), or
     the name of an endpoint's model for `llm`. `url`: that endpoint, up to its /v1. `api_key_env`:
     the environment variable with its key. `expected`: JSONL with the right answers, for `exact`.
-    `replies`: where `llm` keeps what it was told. Prices are of a million tokens, in dollars; the
-    judge stops before it has spent `max_cost`.
+    `references`: JSONL with reference answers, for `reference`, in `reference_field`. `replies`:
+    where `llm` keeps what it was told. Prices are of a million tokens, in dollars; the judge stops
+    before it has spent `max_cost`.
     """
 
     kind: str = "likelihood"
@@ -37,6 +41,8 @@ class JudgeSettings:
     url: str | None = None
     api_key_env: str = "OPENAI_API_KEY"
     expected: Path | None = None
+    references: tuple[Path, ...] | None = None
+    reference_field: str | None = None
     replies: Path | None = None
     concurrency: int = 8
     price_in: float | None = None
@@ -69,6 +75,12 @@ def open_judge(settings: JudgeSettings) -> Judge:
         if settings.expected is None:
             raise InvalidInput("judge exact needs the right answers; name a file (--expected)")
         return ExactJudge(ExpectedAnswers.read(settings.expected), settings.expected.name)
+    if settings.kind == "reference":
+        from stretto.eval.judges.reference import ReferenceJudge
+
+        if not settings.references:
+            raise InvalidInput("judge reference needs answers; name a file (--references)")
+        return ReferenceJudge.read(settings.references, settings.reference_field)
     raise UnknownName("judge", settings.kind, list(JUDGES))
 
 
