@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint setup model reproduce-pasta clean
+.PHONY: demo test lint setup model reproduce-pasta reproduce-tip clean
 
 demo: model
 	$(BIN)/stretto run "What are the benefits of regular exercise?" --method sot --compare
@@ -25,6 +25,10 @@ model: setup
 # benchmarks/results/pasta are not run again. QUICK=1: in miniature; FULL=1: the whole grid.
 reproduce-pasta: model
 	$(BIN)/python benchmarks/pasta/reproduce.py --data "$(DATA)" --work build/pasta $(if $(QUICK),--quick) $(if $(FULL),--full)
+
+# Needs no data. Stages that are kept in benchmarks/results/tip are not run again.
+reproduce-tip: model
+	$(BIN)/python benchmarks/tip/reproduce.py --work build/tip $(if $(QUICK),--quick) $(if $(FULL),--full)
 
 setup: $(VENV)/.ready
 

@@ -116,7 +116,7 @@ QUICK = Sizes(
     sizes="6-7",
     longer="8-9",
     phases=(
-        Phase("short", "6-6", _mixed(8, 8, 8), 1, 8, 1e-3),
+        Phase("short", "6-6", _mixed(8, 8, 8), 1, 8, 2e-3),
         Phase("whole", "6-7", _mixed(8, 8, 8), 1, 8, 1e-3),
     ),
     registers=8,
