@@ -28,8 +28,9 @@ class Arm:
     seeds: Mapping[str, Sequence[Solved]]
 
     def of(self, keep: Callable[[Solved], bool]) -> Arm:
-        """The same with fewer problems."""
-        return Arm(self.name, {s: [r for r in rows if keep(r)] for s, rows in self.seeds.items()})
+        """The same with fewer problems; a seed without any is left out."""
+        kept = {seed: [row for row in rows if keep(row)] for seed, rows in self.seeds.items()}
+        return Arm(self.name, {seed: rows for seed, rows in kept.items() if rows})
 
     @property
     def rows(self) -> list[Solved]:

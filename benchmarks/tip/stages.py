@@ -354,7 +354,7 @@ def _matrix(sizes: Sizes) -> Stage:
         for seed in seeds
     )
     names = dict.fromkeys(f"{arm}-{seed}" for arm, _ in CACHES for seed in seeds)
-    return Stage("caches", _minutes(sizes, 8), commands, _files(names))
+    return Stage("caches", _minutes(sizes, 15), commands, _files(names))
 
 
 def _policies(sizes: Sizes) -> list[Stage]:
