@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from stretto.cli import eval_parts as parts
+from stretto.cli.eval_budget import eval_budget
 from stretto.cli.eval_files import eval_examples, eval_export
 from stretto.cli.eval_run import eval_run
 from stretto.errors import SOME_FAILED
@@ -114,5 +115,6 @@ def eval_plot(
     show(written if as_json else None, "\n".join(str(out / file) for file in written))
 
 
+app.command("budget")(eval_budget)
 app.command("export")(eval_export)
 app.command("examples")(eval_examples)

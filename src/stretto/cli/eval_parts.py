@@ -114,6 +114,8 @@ def judge_runs(paths: Sequence[Path], settings: JudgeSettings, prompts: Sequence
         raise InvalidInput("one run is named twice; name each once")
     runs = [unjudged_run(path) for path in paths]
     texts = [texts_of(run, prompts) for run in runs]
+    for run in runs:
+        judging.check_judgeable(run)
     num_unjudged = 0
     with JudgeDesk(settings, prompts) as desk:
         for run, own in zip(runs, texts, strict=True):

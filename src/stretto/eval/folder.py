@@ -118,7 +118,7 @@ def read_environment(out: Path) -> list[JsonObject]:
 
 def _is_environment(entry: Any) -> bool:
     machine = entry.get("machine") if isinstance(entry, dict) else None
-    if not isinstance(machine, dict) or not isinstance(machine.get("revision"), str | None):
+    if not isinstance(machine, dict) or not isinstance(machine.get("revision", 0), str | None):
         return False
     speed = entry.get("throughput")
     names = ("answers", "tokens", "text_tokens", "seconds", "batch")

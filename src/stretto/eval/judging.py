@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 
 
 def check_judge(run: Run, identity: str) -> None:
-    """Raises `InvalidInput` if this judge scored answers that either model was trained on, or if
-    there is no baseline, or none of its answers, to compare with."""
+    """Raises `InvalidInput` if this judge scored answers that either model was trained on, or as
+    `check_judgeable`."""
+    check_judgeable(run)
+    check_reporter(run.config, identity)
+
+
+def check_judgeable(run: Run) -> None:
+    """Raises `InvalidInput` if no judge can compare: there are several answers to a prompt, or no
+    baseline, or none of its answers."""
     run.check_single("judged")
     if not run.has_baseline:
         raise InvalidInput(f"{run.path} has no baseline to judge against; run it with one")
@@ -26,7 +33,6 @@ def check_judge(run: Run, identity: str) -> None:
             f"no prompt of {run.path} has an answer of both sides, so there is nothing to judge; "
             "its rows say why"
         )
-    check_reporter(run.config, identity)
 
 
 def check_reporter(config: Mapping[str, Any], identity: str) -> None:

@@ -120,7 +120,7 @@ class VerdictRow(Row):
 
     kind: ClassVar[str] = "verdict"
     prompt_id: str
-    preference: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    preference: float | None = Field(default=None, strict=True, ge=0, le=1, allow_inf_nan=False)
     judge: str
     details: dict[str, Any] = Field(default_factory=dict)
 

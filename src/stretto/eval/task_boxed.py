@@ -16,7 +16,7 @@ REQUEST = "\nPlease reason step by step, and put your final answer within \\boxe
 
 _BRACES = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
 _NUMBER = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.0*)?")
-_DROPPED = re.compile(r"\s|\$|\\[,;:! ]|\\(?:left|right)(?![a-zA-Z])|\^\\circ|\^\{\\circ\}|\\?%")
+_DROPPED = re.compile(r"\s|\\?\$|\\[,;:! ]|\\(?:left|right)(?![a-zA-Z])|\^\\circ|\^\{\\circ\}|\\?%")
 _UNIT = re.compile(r"(?<=.)\\(?:text|mathrm|mbox)\{[^{}]*\}$")
 
 
