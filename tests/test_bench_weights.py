@@ -98,7 +98,10 @@ def test_lines_as_json_has_them(tmp_path: Path) -> None:
         weights.read_texts(path, "a")
 
 
-def test_a_negative_seed_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "weights", "--texts", "x", "--seed", "-1"]) == 2
-    assert main(["bench", "step", "--seed", "-1"]) == 2
-    assert "--seed" in capsys.readouterr().err
+@pytest.mark.parametrize("seed", ["-1", str(1 << 63)])
+def test_a_seed_out_of_range_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str], seed: str
+) -> None:
+    for verb in (["weights", "--texts", "x"], ["step"]):
+        assert main(["bench", *verb, "--seed", seed]) == 2
+        assert "--seed" in capsys.readouterr().err

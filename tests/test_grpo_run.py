@@ -313,6 +313,11 @@ def test_tasks_that_cannot_reward_are_refused(tmp_path: Path) -> None:
         (["--engine", "vllm"], "unknown engine 'vllm'"),
         (["--valid-split", "0-10"], "valid and valid_split are both given"),
         (["--task", "multipart2"], "unknown task 'multipart2'"),
+        (["--engine", "vllm", "--dry-run"], "unknown engine 'vllm'"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--seed", str(1 << 63)], f"seed is {1 << 63}"),
+        (["--kv-measure", "9" * 5000], "it is cost, same, or a number of tokens"),
+        (["--config", "."], "cannot read .: Is a directory"),
         (["--full", "--lora"], "--lora and --full are both given"),
         (["--model", "nowhere/at-all", "--task", "chain"], "chain makes its own problems"),
     ],
@@ -342,6 +347,18 @@ def test_problems_are_not_both_trained_and_validated_on(
     code, _, err = run(*flags(given, tmp_path / "out", "--valid", problems))
     assert code == 2
     assert "8 problems are both trained and validated on" in err
+
+
+def test_problems_that_cannot_be_answered_are_no_validation(
+    given: Path, tmp_path: Path, run: Run
+) -> None:
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"prompt": "say " * 3000, "answer": "7"}) + "\n")
+    own = [str(long) if flag.endswith("valid.jsonl") else flag for flag in flags(given, tmp_path)]
+    code, out, err = run(*own, "-q")
+    assert (code, out) == (1, "")
+    assert "no problem of the validation could be answered; the run's rejects.jsonl says why" in err
+    assert "the prompt has" in (tmp_path / "rejects.jsonl").read_text()
 
 
 def test_several_processes_are_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import runpy
@@ -246,6 +247,15 @@ def test_any_way_to_the_target_is_right_and_no_claim_is_believed():
     assert not one.check("g=f+e:14e=a+b:05f=c+d:09?g")  # read before it is there
 
 
+def test_a_number_used_twice_is_no_number_however_often_it_is_written():
+    """Each line would square the last one: 2 to the power of 2 to the power of 60."""
+    one = problem("countdown", 12, 0)
+    names = [one.prompt[0], *[name for name in NAMES if name not in one.prompt][:2] * 30]
+    lines = [f"{new}={old}*{old}:01" for old, new in itertools.pairwise(names)]
+    assert not one.check("".join(lines) + f"?{names[-1]}")
+    assert one.check("".join(lines) + one.response())
+
+
 def test_the_search_goes_depth_first_over_what_is_left():
     tries = list(search((2, 3, 4, 5)))
     assert [(t.left, t.operator, t.right, t.value, t.path, t.before) for t in tries[:5]] == [
@@ -409,6 +419,26 @@ def test_what_cannot_be_made_is_told(place, capsys, arguments, message):
     assert code == 2
     assert message in error
     assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("graphs", ["rows.jsonl", "./rows.jsonl", "rows.rejects.jsonl"])
+def test_graphs_have_a_file_of_their_own(place, capsys, graphs):
+    code, _, error = make(capsys, "--graphs", graphs)
+    assert (code, list(place.iterdir())) == (2, [])
+    assert "is one of rows.jsonl and rows.rejects.jsonl, which are written" in error
+
+
+@pytest.mark.parametrize("read", ["found.jsonl", "found.rejects.jsonl"])
+def test_what_is_read_is_not_written_over(place, capsys, read):
+    assert make(capsys, "--labels", "none", "--graphs", "graphs.jsonl")[0] == 0
+    for name, as_files in (("rows.jsonl", True), ("graphs.jsonl", False)):
+        data = (place / name).read_bytes()
+        (place / read).write_bytes(data)
+        files, graphs = (read, "graphs.jsonl") if as_files else ("rows.jsonl", read)
+        code, _, error = run(capsys, "registers", files, "--graphs", graphs, "--out", "found.jsonl")
+        assert code == 2
+        assert "which are written" in error
+        assert (place / read).read_bytes() == data
 
 
 def test_problems_need_no_torch():

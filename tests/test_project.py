@@ -13,7 +13,7 @@ import stretto
 
 SOURCE = Path(stretto.__file__).parent
 CORE = [
-    *(SOURCE / name for name in ("trace.py", "effects.py", "masks.py", "recorder.py")),
+    *(SOURCE / name for name in ("trace.py", "idset.py", "effects.py", "masks.py", "recorder.py")),
     *sorted((SOURCE / "runtime").glob("*.py")),
     *sorted((SOURCE / "engines").glob("*.py")),
 ]

@@ -190,6 +190,8 @@ def test_new_tells_what_it_made(tmp_path: Path, capsys: Any) -> None:
         (["--rows", "none"], "none"),
         (["--vocabulary", "v", "--registers", "2"], "no registers"),
         (["--vocabulary", "v", "--dialect", "tap"], "tap"),
+        (["--vocabulary", "v", "--seed", "-1"], "seed must be at least 0"),
+        (["--vocabulary", "v", "--seed", str(1 << 63)], "seed must be at most"),
     ],
 )
 def test_new_refuses(

@@ -363,6 +363,8 @@ def test_a_file_of_settings_with_flags_over_it(tmp_path: Path) -> None:
         ("batch = 4\nbatch_tokens = 8", "batch and batch_tokens are both given"),
         ('baseline = true\nlengths = "tens"', "a baseline promises nothing"),
         ("lr = ", "is no TOML"),
+        ("seed = -1", "seed is -1"),
+        (f"seed = {1 << 63}", f"seed is {1 << 63}"),
     ],
 )
 def test_wrong_settings_are_named(

@@ -15,6 +15,9 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 """Stands for bytes that are no UTF-8; no model writes one."""
 
 
+MAX_SEED = (1 << 63) - 1
+"""The largest one that every generator of random numbers takes."""
+
 ORDERS = ("entropy", "confidence", "margin", "random")
 """What a block's pass writes first: where the distribution has the lowest entropy, where what was
 drawn is likeliest, where the likeliest is furthest ahead of the next one, or anything."""
@@ -110,6 +113,14 @@ def check_int(name: str, value: object, low: int | None) -> None:
         raise InvalidInput(f"{name} must be a whole number, got {value!r}")
     if low is not None and value < low:
         raise InvalidInput(f"{name} must be at least {low}, got {value}")
+
+
+def check_seed(value: object) -> None:
+    """Raises `InvalidInput` unless `value` seeds every generator of random numbers: NumPy takes no
+    negative seed, and torch none beyond 64 bits."""
+    check_int("seed", value, 0)
+    if isinstance(value, int) and value > MAX_SEED:
+        raise InvalidInput(f"seed must be at most {MAX_SEED}, got {value}")
 
 
 def _check_real(

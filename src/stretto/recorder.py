@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from stretto.effects import Cut, Denoise, Effect, Evict, Fork, Join, Place, Reveal
-from stretto.trace import IdSet, Kind, Origin, Segment, Thread, Trace
+from stretto.idset import IdSet
+from stretto.trace import Kind, Origin, Segment, Thread, Trace
 
 MAIN = "main"
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stretto.params import MAX_SEED
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
     from stretto.lm import LM
 
 Pairs = Annotated[int, typer.Option(help="Interleaved pairs after the warm-up; few say little.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the tokens, random weights, and the bootstrap.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=MAX_SEED, help="Of the tokens, random weights, and the bootstrap.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Write raw pairs, summary, plot, run.json here.")

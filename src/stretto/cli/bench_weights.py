@@ -11,6 +11,7 @@ from stretto.cli import bench_parts as parts
 from stretto.cli import options
 from stretto.cli.bench_parts import AsJson, Out, Place
 from stretto.models.embedded import EMBEDDED_MODEL
+from stretto.params import MAX_SEED
 
 if TYPE_CHECKING:
     from stretto.bench.program import Target
@@ -27,7 +28,7 @@ def bench_weights(
     limit: Annotated[int, typer.Option(help="Most windows.")] = 64,
     model: options.Model = EMBEDDED_MODEL,
     threads: options.Threads = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the bootstrap.")] = 0,
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,7 +61,7 @@ def problems(
     data_options.check(low=0, start=start)
     chosen = Labels(labels, registers, slack, grace, seed)
     sizes = draw.parse_sizes(size)
-    found, tally = Files(out), Tally()
+    found, tally = Files(out, [] if graphs is None else [graphs]), Tally()
     with Progress(quiet=quiet) as progress:
         drawn = draw.problems(task, sizes, num, split=split, seed=seed, start=start)
         for problem, row in rows_of(drawn, chosen, tally):
@@ -108,6 +109,7 @@ def registers(
     from stretto.data.rows import Reject, read_rows
 
     chosen = Labels(labels, registers, slack, grace, seed)
+    found, tally = Files(out, [*files, *(prompts or ()), graphs]), Tally()
     known = keyed(read_rows(graphs, Graph))
     items, left_out = read_items(
         files,
@@ -119,7 +121,6 @@ def registers(
     )
     count = load_checker(tokenizer, dialect="plain").count
     settings = {"follow": not no_follow, "keep_prompt": not no_prompts}
-    found, tally = Files(out), Tally()
     with Progress(quiet=quiet) as progress:
         for item in items:
             row = labelled_item(item, known.get(item.key), chosen, count, **settings)
@@ -135,11 +136,17 @@ def registers(
 
 
 class Files:
-    """Rows for `out`, for its rejects beside it, and for other files, written at the end."""
+    """Rows for `out`, for its rejects beside it, and for other files, written at the end.
 
-    def __init__(self, out: Path) -> None:
+    Raises `InvalidInput` if one of the `others`, which are read or written too, is one of the two.
+    """
+
+    def __init__(self, out: Path, others: Iterable[Path]) -> None:
+        from stretto.files import beside
+
         self._out = out
-        self._rejects = out.with_name(out.name.removesuffix(".jsonl") + ".rejects.jsonl")
+        self._rejects = beside(out, "rejects.jsonl")
+        _check_apart([out, self._rejects], others)
         self._rows: dict[Path, list[Row]] = {self._rejects: [], out: []}
 
     def add(self, row: Row) -> None:
@@ -165,6 +172,16 @@ class Files:
         for path, content in sorted(data.items(), key=lambda item: item[0] == self._out):
             if content or path != self._rejects or path.exists():
                 write_file(path, content)
+
+
+def _check_apart(written: Sequence[Path], others: Iterable[Path]) -> None:
+    from stretto.errors import InvalidInput
+
+    own = {path.resolve() for path in written}
+    for path in others:
+        if path.resolve() in own:
+            names = " and ".join(map(str, written))
+            raise InvalidInput(f"{path} is one of {names}, which are written; name another file")
 
 
 def _check_free(path: Path, data: bytes) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MODEL = "tiny-tip"
 INTERRUPTED = 130
 POOL_SLOTS = 4096
+LONGEST_WAIT_S = 10.0
 
 Model = Annotated[str, typer.Option(help="A model of dialect tip, taught such problems.")]
 Task = Annotated[str, typer.Option(help="program, tree, chain, dag or countdown.")]
@@ -139,7 +140,7 @@ def _view(problem: Problem, board: Board, pace: float, *, as_json: bool, quiet: 
 
     from stretto.cli.demo_board import LiveBoard
 
-    wait = (lambda: time.sleep(1 / pace)) if pace else (lambda: None)
+    wait = (lambda: time.sleep(min(1 / pace, LONGEST_WAIT_S))) if pace else (lambda: None)
     console = Console(file=sys.stdout, highlight=False)
     return LiveBoard(console, board, problem.prompt, wait=wait)
 

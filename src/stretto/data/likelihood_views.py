@@ -24,7 +24,8 @@ from typing import Protocol
 from stretto.data.topics import Topic, topic_of
 from stretto.data.units import Unit, cut_units
 from stretto.dialects.base import Vocabulary
-from stretto.trace import IdSet, Origin, Segment, Thread, Trace
+from stretto.idset import IdSet
+from stretto.trace import Origin, Segment, Thread, Trace
 
 _WORDING = re.compile(r"\s*(?:[^\W\d_]{2}[^\W\d_'’-]*|[.,;:'’!?-])[.,;:!?]?\Z")
 ELLIPSIS = " ..."

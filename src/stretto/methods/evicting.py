@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, ClassVar
 from stretto.dialects.plain import PlainSession
 from stretto.effects import Cut, Evict
 from stretto.errors import InvalidInput
+from stretto.idset import IdSet
 from stretto.methods.budget import Budget
 from stretto.methods.spelling import spell
 from stretto.params import check_int
-from stretto.trace import IdSet
 
 if TYPE_CHECKING:
     from stretto.lm import LM

@@ -81,4 +81,4 @@ def refuse(name: str, key: str) -> None:
     from stretto.methods import EVICTING
 
     owners = ["streaming_llm"] if key in ("sinks", "reindexed") else list(EVICTING)
-    raise InvalidInput(f"method {name!r} has no setting {key!r}; {', '.join(owners)} has")
+    raise InvalidInput(f"method {name!r} has no setting {key!r}; {', '.join(owners)} may have it")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stretto.errors import UnknownName
 from stretto.models.tiny_tokens import END, checked_symbols, make_tokenizer
+from stretto.params import check_seed
 
 if TYPE_CHECKING:
     from stretto.train.trainee import Trainee
@@ -74,6 +75,7 @@ def make_tiny(
     from stretto.tokens import ModelCard, add_control_tokens
     from stretto.train.trainee import Trainee
 
+    check_seed(seed)
     chosen = shape_of(shape)
     tokenizer = make_tokenizer(checked_symbols(symbols, "the vocabulary"))
     given = dict(settings or {})

@@ -136,6 +136,8 @@ def is_right(problem: Problem, text: str) -> bool:
         numbers.pop(name, None)
         if left in numbers and right in numbers:
             (a, used), (b, also) = numbers[left], numbers[right]
+            if {*used} & {*also}:
+                continue  # no way to the target; numbers stay small, whatever a model writes
             value = {"+": a + b, "-": a - b, "*": a * b}[operator]
             numbers[name] = (value, tuple(sorted((*used, *also))))
     said = _ANSWER.search(text)

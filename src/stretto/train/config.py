@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from stretto.dialects.registers import MAX_REGISTERS
 from stretto.errors import InvalidInput
 from stretto.models.embedded import EMBEDDED_MODEL
+from stretto.params import MAX_SEED
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -61,7 +62,7 @@ class SftConfig(BaseModel):
     max_grad_norm: float = Field(default=1.0, gt=0)
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     device: str = "cpu"
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, le=MAX_SEED)
     valid_every: int | None = Field(default=None, ge=1)
     checkpoint_every: int = Field(default=50, ge=1)
     architecture: dict[str, Any] | None = None
@@ -134,5 +135,7 @@ def read_toml(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InvalidInput(f"no file {file}; name a TOML file of settings") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise InvalidInput(f"cannot read {file}: {error.strerror}; check the path") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidInput(f"{file} is no TOML: {error}; correct it") from None

@@ -25,6 +25,7 @@ from stretto.recorder import MAIN
 from stretto.tokens import ModelCard
 from stretto.trace import Origin, Segment, Trace, is_drawn, is_prompt, labels
 from stretto.train.legal import UNMASKED, LegalTable, Replay, replay_ids
+from stretto.train.prompted import Prompted, PromptIds
 from stretto.train.targets import CLASSES, Places, class_of_control, classes_of
 
 IGNORE: Final = -100
@@ -91,42 +92,6 @@ class TooLong(Unusable):
         self.num_positions = num_positions
 
 
-class PromptIds(str):
-    """A prompt that is ids already, in the place of a text (see `_Prompted`)."""
-
-    ids: list[int]
-
-    def __new__(cls, ids: Sequence[int]) -> PromptIds:
-        self = super().__new__(cls, "prompt")
-        self.ids = list(ids)
-        return self
-
-
-class _Prompted:
-    """A vocabulary through which a dialect's parser takes a prompt that is ids already."""
-
-    def __init__(self, inner: Vocabulary) -> None:
-        self._inner = inner
-        self.control = inner.control
-        self.end_ids = inner.end_ids
-        self.decode = inner.decode
-
-    @property
-    def size(self) -> int:
-        return self._inner.size
-
-    @property
-    def spare_ids(self) -> frozenset[int]:
-        return self._inner.spare_ids
-
-    @property
-    def reasoning_end(self) -> int | None:
-        return self._inner.reasoning_end
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.ids) if isinstance(text, PromptIds) else self._inner.encode(text)
-
-
 class ExampleMaker:
     """Turns rows into examples for one model: its vocabulary, card and number of positions.
 
@@ -146,7 +111,7 @@ class ExampleMaker:
         self.end_id = end_id
         self.max_positions = max_positions
         self._vocabulary = vocabulary
-        self._parser = _Prompted(vocabulary)
+        self._parser = Prompted(vocabulary)
         self._card = card
         self._dialect = get_dialect(card.dialect)
         self._settings = DialectSettings.of_card(card, max_positions)

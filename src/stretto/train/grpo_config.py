@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -10,6 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stretto.models.embedded import EMBEDDED_MODEL
+from stretto.params import MAX_SEED
 from stretto.train.config import checked, read_toml
 
 COSTS = frozenset({"requests", "pool_slots", "engine", "checkpoint_every", "pack_tokens"})
@@ -79,7 +81,7 @@ class GrpoConfig(BaseModel):
     max_grad_norm: float = Field(default=1.0, gt=0)
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     device: str = "cpu"
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, le=MAX_SEED)
     valid_every: int | None = Field(default=None, ge=1)
     valid_tolerance: float = Field(default=0.01, ge=0, le=1)
     checkpoint_every: int = Field(default=5, ge=1)
@@ -114,7 +116,7 @@ class GrpoConfig(BaseModel):
         from stretto.train.grpo_advantages import RewardSettings
 
         measure = self.kv_measure
-        if isinstance(measure, str) and measure.isdecimal():
+        if isinstance(measure, str) and re.fullmatch(r"[0-9]{1,18}", measure):
             measure = int(measure)
         try:
             return RewardSettings(

@@ -6,8 +6,8 @@ from typing import Any
 
 from stretto.train.estimate import H100_FLOPS, UTILISATION, Shape, estimate, measure_flops
 from stretto.train.grpo_config import GrpoConfig
+from stretto.train.grpo_parts import requests_of
 from stretto.train.grpo_policy import pool_slots_for
-from stretto.train.grpo_run import requests_of
 from stretto.train.lora import Lora
 
 PROMPT_TOKENS = 200
@@ -24,8 +24,10 @@ def estimate_grpo(config: GrpoConfig, new_rows: int = 0) -> dict[str, Any]:
     With an `architecture` no weights are needed; else the model's own are loaded. Memory is of one
     device; the pool's is for the requests that are under way at once.
     """
+    from stretto.engines.choose import check_engine
     from stretto.engines.pool_cache import head_dim
 
+    check_engine(config.engine)
     shape, model = _shape(config)
     answers = config.steps * config.prompts_per_step * config.samples
     per_answer = PROMPT_TOKENS + config.max_tokens

@@ -14,20 +14,24 @@ from stretto.data.rows import Reject
 from stretto.data.settings import hold_to
 from stretto.data.store import Store
 from stretto.errors import InvalidInput, Unsupported
-from stretto.eval.tasks import Source
 from stretto.files import write_atomically
-from stretto.tokens import ModelCard
-from stretto.train.grpo import LossSettings
 from stretto.train.grpo_config import GrpoConfig
+from stretto.train.grpo_parts import (
+    identity_of,
+    loop_settings,
+    loss_settings,
+    open_for,
+    problems_of,
+    requests_of,
+    step_settings,
+)
 from stretto.train.grpo_policy import PolicyRuntime, pool_slots_for
-from stretto.train.grpo_problems import Problems, load_problems
+from stretto.train.grpo_problems import Problems
 from stretto.train.grpo_rollouts import Interrupted, Roller
-from stretto.train.grpo_steps import GrpoSteps, StepSettings
+from stretto.train.grpo_steps import GrpoSteps
 from stretto.train.grpo_valid import best_step, greedy_validation
-from stretto.train.loop import METRICS, Finished, Loop, LoopSettings, Report, lines_of
-from stretto.train.lora import Lora
+from stretto.train.loop import METRICS, Finished, Loop, Report, lines_of
 from stretto.train.prefer_run import switch_off_dropout
-from stretto.train.schedule import Schedule
 
 if TYPE_CHECKING:
     from stretto.train.trainee import Trainee
@@ -35,11 +39,8 @@ if TYPE_CHECKING:
 CONFIG, ENVIRONMENT, REJECTS, SUMMARY = (
     "config.json", "environment.json", "rejects.jsonl", "summary.json",
 )  # fmt: skip
-REQUESTS = {"fused": 256}
 LONGEST_PROMPTS = 16
 """By their characters: of these the tokens are counted, to tell how large a pool is wanted."""
-OTHER_REQUESTS = 32
-"""At once: engine `fused` reads only what a row sees, the others every slot of the pool."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Run:
         problems, held_out = problems_of(config)
         trainee = open_for(config)
         switch_off_dropout(trainee.model)
-        identity = _identity(config, problems, held_out)
+        identity = identity_of(config, problems, held_out)
         hold_to(self.out / CONFIG, {**config.resolved, **identity}, str(self.out))
         self._write_environment()
         policy = self._policy(trainee, problems, held_out)
@@ -94,9 +95,9 @@ class Run:
             trainee.maker(),
             trainee.encode_prompt,
             roller=self._roller(policy, problems, "rollouts"),
-            settings=_step_settings(config),
+            settings=step_settings(config),
             rewards=config.rewards(),
-            loss=_loss_settings(config),
+            loss=loss_settings(config),
         )
         validation = None
         if held_out is not None:
@@ -106,7 +107,7 @@ class Run:
             trainee.model,
             steps,
             steps,
-            _loop_settings(config, identity),
+            loop_settings(config, identity),
             self.out,
             validation=validation,
             report=lambda line: self._report(trainee, line),
@@ -220,113 +221,3 @@ def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
         "sample_seconds", "sample_tokens_per_s",
     )  # fmt: skip
     return {name: value for name, value in metrics.items() if name not in left_out}
-
-
-# -- from settings ---------------------------------------------------------------------------------
-
-
-def requests_of(config: GrpoConfig, engine: str | None = None) -> int:
-    """How many answers are under way at once; by default those of the engine that is likely."""
-    if config.requests is not None:
-        return config.requests
-    if engine is None:
-        likely = "fused" if config.device == "cpu" else "hf"
-        engine = likely if config.engine == "auto" else config.engine
-    return REQUESTS.get(engine, OTHER_REQUESTS)
-
-
-def problems_of(config: GrpoConfig) -> tuple[Problems, Problems | None]:
-    """The problems to train on and those to validate on. Raises `InvalidInput` where they meet."""
-    source = _source(config, config.prompts, config.split, config.limit)
-    problems = load_problems(config.task, source, config.sizes)
-    if not (config.valid or config.valid_split):
-        return problems, None
-    paths = config.valid or config.prompts
-    source = _source(config, paths, config.valid_split, config.valid_limit)
-    held_out = load_problems(config.task, source, config.sizes)
-    both = {i.prompt_id for i in problems.items} & {i.prompt_id for i in held_out.items}
-    if both:
-        raise InvalidInput(
-            f"{len(both)} problems are both trained and validated on, e.g. {min(both)}; give "
-            "other files, or a split and a valid_split that do not meet"
-        )
-    return problems, held_out
-
-
-def _source(config: GrpoConfig, paths: list[str], split: str, limit: int | None) -> Source:
-    return Source(
-        paths=tuple(Path(path).expanduser() for path in paths),
-        prompt_field=config.prompt_field,
-        reference_field=config.reference_field,
-        limit=limit,
-        seed=config.task_seed,
-        split=split,
-    )
-
-
-def open_for(config: GrpoConfig) -> Trainee:
-    """The trainee that a run's settings ask for: the model as it is, in its own dialect."""
-    from stretto.models import resolve
-    from stretto.train.trainee import open_trainee
-
-    card = ModelCard.load(resolve(config.model).path)
-    return open_trainee(
-        config.model,
-        dialect=card.dialect,
-        how=config.how,
-        lora=Lora(config.rank, config.alpha, config.targets),
-        asked=sorted({"rank", "alpha", "targets"} & config.model_fields_set),
-        dtype=config.dtype,
-        device=config.device,
-        seed=config.seed,
-    )
-
-
-def _identity(config: GrpoConfig, problems: Problems, held_out: Problems | None) -> dict[str, Any]:
-    """What files hold: models and data are named by what is in them."""
-    from stretto.models import resolve
-    from stretto.models.fingerprint import fingerprint
-
-    path = resolve(config.model).path
-    return {
-        "weights": fingerprint(path if path.is_dir() else path.parent),
-        "problems": problems.digest,
-        "valid_problems": None if held_out is None else held_out.digest,
-    }
-
-
-def _step_settings(config: GrpoConfig) -> StepSettings:
-    return StepSettings(
-        num_steps=config.steps,
-        prompts=config.prompts_per_step,
-        samples=config.samples,
-        inner=config.inner,
-        minibatches=config.minibatches,
-        pack_tokens=config.pack_tokens,
-        seed=config.seed,
-    )
-
-
-def _loss_settings(config: GrpoConfig) -> LossSettings:
-    return LossSettings(
-        max_tokens=config.max_tokens,
-        clip_low=config.clip,
-        clip_high=config.clip if config.clip_high is None else config.clip_high,
-        beta=config.beta,
-        aggregation=config.aggregation,
-        kv_tokens=config.kv_tokens,
-    )
-
-
-def _loop_settings(config: GrpoConfig, identity: Mapping[str, Any]) -> LoopSettings:
-    updates = config.inner * config.minibatches
-    valid_every = None if config.valid_every is None else config.valid_every * updates
-    return LoopSettings(
-        schedule=Schedule(config.learning_rate, config.schedule, config.warmup),
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-        valid_every=valid_every,
-        checkpoint_every=config.checkpoint_every * updates,
-        seed=config.seed,
-        fingerprint=json.dumps({**config.resolved, **identity}, sort_keys=True),
-    )

@@ -114,7 +114,10 @@ class GrpoSteps:
         prompts = [item.prompt for item, group in zip(items, drawn.groups, strict=True) if group]
         groups = [group for group in drawn.groups if group]
         if not groups:
-            raise StrettoError(f"step {number + 1} has no rollout: no problem could be answered")
+            raise StrettoError(
+                f"step {number + 1} has no rollout: no problem could be answered; the run's "
+                "rejects.jsonl says why"
+            )
         found = advantages([[r.figures for r in g] for g in groups], self._rewards)
         rollouts, num_unusable = self._examples(prompts, groups, found)
         if not rollouts:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from stretto.errors import StrettoError
 from stretto.train.grpo_advantages import RewardSettings, kv_of
 from stretto.train.grpo_rollouts import Roller
 from stretto.train.grpo_steps import GrpoSteps
@@ -27,7 +28,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class GreedyAnswers:
-    """An objective whose outcome is that of greedy answers; its loss is minus the accuracy."""
+    """An objective whose outcome is that of greedy answers; its loss is minus the accuracy.
+
+    Raises `StrettoError` where no problem can be answered at all: there is nothing to choose by.
+    """
 
     roller: Roller
     steps: GrpoSteps
@@ -40,6 +44,10 @@ class GreedyAnswers:
         items = self.roller.problems.items
         drawn = self.roller.draw(self.steps.num_updates_done, items, 1, temperature=0.0)
         rows = [row for group in drawn.groups for row in group]
+        if not rows:
+            raise StrettoError(
+                "no problem of the validation could be answered; the run's rejects.jsonl says why"
+            )
         right = [row for row in rows if row.figures.is_right]
         # Each problem is a group of its own, so "cost" holds an answer to its own length.
         kv = [k for row in right for k in kv_of([row.figures], self.rewards)]

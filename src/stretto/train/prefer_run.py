@@ -17,6 +17,7 @@ from stretto.data.store import Store, line_of
 from stretto.errors import InvalidInput
 from stretto.eval.judges.base import write_judges
 from stretto.files import write_atomically
+from stretto.params import check_seed
 from stretto.train.bonbon import DEFAULT_ALPHA
 from stretto.train.packing import BatchSize, PackedSteps
 from stretto.train.pairs import Pair
@@ -58,6 +59,9 @@ class PreferSettings:
     max_steps: int | None = None
     checkpoint_every: int | None = 20
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True)
