@@ -208,7 +208,7 @@ def _multipart(sizes: Sizes) -> list[Stage]:
     return stages
 
 
-def _evaluated(sizes: Sizes) -> dict[str, str]:
+def evaluated(sizes: Sizes) -> dict[str, str]:
     """Arms on the instruction prompts, beside the baseline: name to model and method."""
     arms = {
         "sot": "sft-baseline/model:sot",
@@ -226,7 +226,7 @@ def _evaluated(sizes: Sizes) -> dict[str, str]:
 def _validation(sizes: Sizes) -> Stage:
     """What is shipped is chosen here, on prompts that no table reports: of the arms whose win rate
     is not below 50 by more than its interval, the one of the highest theoretical speed-up."""
-    arms = {name: m for name, m in _evaluated(sizes).items() if name.startswith("pasta-")}
+    arms = {name: m for name, m in evaluated(sizes).items() if name.startswith("pasta-")}
     del arms["pasta-structure"]
     return _untimed("validation", arms, sizes)
 
@@ -280,7 +280,7 @@ DECODE_S = 5
 def _evaluation(sizes: Sizes) -> list[Stage]:
     """All arms in one run, so that all are timed against the same decodes of the baseline; a few
     prompts a stage. Then a judge."""
-    arms = _evaluated(sizes)
+    arms = evaluated(sizes)
     run = (
         "stretto", "eval", "run", "--task", "instruct", *TEST, "--no-prompts",
         "--limit", str(sizes.eval_prompts), "--max-tokens", str(sizes.max_tokens),
@@ -328,7 +328,7 @@ def _evaluation_multipart(sizes: Sizes) -> list[Stage]:
 
 
 def _report(sizes: Sizes) -> Stage:
-    runs = tuple(f"eval/{name}" for name in _evaluated(sizes))
+    runs = tuple(f"eval/{name}" for name in evaluated(sizes))
     parts = tuple(f"eval-multipart-{name}" for name in MULTIPART)
     commands = (
         ("stretto", "eval", "compare", *runs, "--out", "report/instruct"),
