@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from stretto.cli import bench, data, demo, doctor, eval_app, model, run, serve, trace, train
+from stretto.cli.trace_export import export
 
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 FILE_IS_REFUSED = (
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command()(run.run)
 app.command()(serve.serve)
+trace.app.command()(export)
 app.add_typer(trace.app, name="trace")
 app.add_typer(model.app, name="model")
 app.add_typer(bench.app, name="bench")

@@ -84,26 +84,25 @@ function row(frame, lanes, lane) {
     path("cells text", d.text),
     path("cells markup", d.markup),
     path("cells gone", d.gone),
-    path("cells masked", lane.passes.map((pass) => maskedPath(frame, pass, y)).join("")),
+    path("cells text", lane.passes.map((pass) => passPath(frame, pass, y, false)).join("")),
+    path("cells masked", lane.passes.map((pass) => passPath(frame, pass, y, true)).join("")),
   );
 }
 
-/** The tokens of a step one above the other: more than one only where a block is denoised. */
-function cellPath(frame, { step, count }, y) {
-  const gap = frame.unit >= GAP_FROM ? 1 : 0;
-  const height = CELL / count;
-  let d = "";
-  for (let i = 0; i < count; i += 1) {
-    const inner = count > 1 ? Math.max(0.8, height - 1) : height;
-    d += box(frame.x(step - 1), y - CELL / 2 + i * height, frame.unit - gap, inner);
-  }
-  return d;
+function cellPath(frame, { step }, y) {
+  return box(frame.x(step - 1), y - CELL / 2, frame.unit - gapOf(frame), CELL);
 }
 
-/** The share of a block that a pass has left masked. */
-function maskedPath(frame, { step, written, length }, y) {
-  const height = length ? (CELL * (length - written)) / length : 0;
-  return height > 0 ? box(frame.x(step - 1), y + CELL / 2 - height, frame.unit - 0.5, height) : "";
+/** A pass over a block fills its column from below with what is written; the rest is masked. */
+function passPath(frame, { step, left, length }, y, isMasked) {
+  const masked = (CELL * left) / length;
+  const height = isMasked ? masked : CELL - masked;
+  const top = y - CELL / 2 + (isMasked ? 0 : masked);
+  return height > 0 ? box(frame.x(step - 1), top, frame.unit - gapOf(frame), height) : "";
+}
+
+function gapOf(frame) {
+  return frame.unit >= GAP_FROM ? 1 : 0;
 }
 
 function box(x, y, width, height) {
@@ -161,6 +160,7 @@ function cross(x, y) {
 
 function chart(frame, steps) {
   const most = (step) => Math.max(0, ...Object.values(step.live));
+  steps = steps.filter((step) => most(step) > 0);
   const top = Math.max(1, ...steps.map((step) => step.dense));
   const y = (tokens) => round(frame.bottom - (tokens / top) * (CHART - 4));
   const line = (value) => steps.map((step) => `${frame.x(step.step)} ${y(value(step))}`).join("L");
@@ -195,5 +195,5 @@ function inWords(lanes, rows) {
     const topic = lane.topic ? ` (${lane.topic})` : "";
     return `${lane.name}${topic}: ${lane.numTokens} tokens, ${lanes.stateOf(lane)}`;
   });
-  return `${rows.length} threads over ${lanes.numSteps} steps. ${parts.join("; ")}`;
+  return `${rows.length} ${rows.length === 1 ? "thread" : "threads"} over ${lanes.numSteps} steps. ${parts.join("; ")}`;
 }

@@ -17,13 +17,18 @@ class Lane {
     this.cells = []; // {step, count, markup, segment}: tokens drawn at a step
     this.children = []; // {at, name}: forked at so many characters of the text
     this.gone = new Set(); // segments that this thread no longer sees
-    this.passes = []; // {step, written, length}: of a block that is denoised
+    this.passes = []; // {step, left, length}: of a block, after each pass that wrote some of it
     this.numTokens = 0;
     this.reason = null;
   }
 
   get isOpen() {
     return this.reason === null;
+  }
+
+  /** Whether it is a block: its tokens come at its end, and were counted pass by pass. */
+  get isBlock() {
+    return this.passes.length > 0;
   }
 
   write(text, segment) {
@@ -61,6 +66,7 @@ export class Lanes {
     this.numTokens = 0;
     this.numText = 0;
     this.numSteps = 0;
+    this.lastDrawn = 0; // the last step at which a token was drawn that stands in the answer
     this.done = null; // {text, finish_reason}
     this.failure = null;
     this.isOver = false; // nothing more will come, done or not
@@ -69,6 +75,12 @@ export class Lanes {
   /** Takes the next event. One of a type that is not known changes nothing. */
   take(event) {
     TAKE[event.type]?.(this, event);
+  }
+
+  /** A token was drawn at a step. */
+  drawn(step) {
+    this.lastDrawn = Math.max(this.lastDrawn, step);
+    this.numSteps = Math.max(this.numSteps, step);
   }
 
   get numOpen() {
@@ -125,19 +137,20 @@ export class Lanes {
   figures() {
     const last = this.steps.at(-1);
     const first = this.steps[0];
+    const seen = this.steps.findLast((step) => Object.keys(step.live).length > 0);
     const spanS = last ? last.timeS - first.timeS : 0;
     return {
       tokens: this.numTokens,
-      steps: this.numSteps,
+      steps: this.lastDrawn,
       threads: this.threads.size,
       open: this.numOpen,
-      perStep: this.numSteps ? this.numText / this.numSteps : null,
+      perStep: this.lastDrawn ? this.numText / this.lastDrawn : null,
       perSecond: spanS > 0 ? (this.numTokens - first.tokens) / spanS : null,
       seconds: last?.timeS ?? null,
       decodeS: spanS,
-      live: last ? Math.max(0, ...Object.values(last.live)) : null,
-      dense: last?.dense ?? null,
-      held: last?.held ?? null,
+      live: seen ? Math.max(...Object.values(seen.live)) : null,
+      dense: seen?.dense ?? null,
+      held: seen?.held ?? null,
     };
   }
 }
@@ -154,10 +167,11 @@ const TAKE = {
     const lane = lanes.threads.get(event.thread);
     lane.write(event.text, event.segment);
     if (event.origin !== "sampled" && event.origin !== "forced") return;
+    lanes.numText += !event.markup;
+    if (lane.isBlock) return;
     lane.draw(event);
     lanes.numTokens += 1;
-    lanes.numText += !event.markup;
-    lanes.numSteps = Math.max(lanes.numSteps, event.step);
+    lanes.drawn(event.step);
   },
   thread_end(lanes, event) {
     const lane = lanes.threads.get(event.thread);
@@ -171,11 +185,13 @@ const TAKE = {
     lanes.threads.get(thread).gone.add(segment);
     lanes.marks.push({ kind: "evict", thread, step });
   },
-  denoise(lanes, { thread, step, length, num_written: written }) {
+  denoise(lanes, { thread, step, length, indices, num_left: left }) {
     const lane = lanes.threads.get(thread);
-    lane.passes.push({ step, written: written ?? 0, length });
+    lane.passes.push({ step, left, length });
     lane.lastStep = Math.max(lane.lastStep, step);
-    lanes.numSteps = Math.max(lanes.numSteps, step);
+    lane.numTokens += indices.length;
+    lanes.numTokens += indices.length;
+    if (indices.length) lanes.drawn(step);
   },
   step(lanes, event) {
     lanes.numSteps = Math.max(lanes.numSteps, event.step);

@@ -5,7 +5,7 @@ import { readModel } from "./api.js";
 import { Chat } from "./chat.js";
 import { byId, setText } from "./dom.js";
 import { Player } from "./replay.js";
-import { offerMethods, readSettings, saveKey, savedKey, systemMessage } from "./settings.js";
+import { chosenMethod, offerMethods, readSettings, saveKey, savedKey, systemMessage } from "./settings.js";
 import { Stage } from "./stage.js";
 import { TraceError, readTraceFile } from "./tracefile.js";
 
@@ -56,17 +56,23 @@ byId("key-form").addEventListener("submit", (event) => {
 
 async function ask(turn) {
   stopping = new AbortController();
-  const stage = new Stage("Threads");
-  const beside = byId("compare").checked ? new Stage("Sequential, beside it") : null;
+  const stage = new Stage(chosenMethod(model));
+  const beside = byId("compare").checked ? new Stage("sequential, beside it") : null;
+  if (beside) pair(stage, beside);
   showStages(stage, beside);
   say("Answering.");
-  const runs = [run(turn, stage, null, () => follow(turn, stage))];
-  if (beside) runs.push(run(turn, beside, "sequential", () => {}));
+  const news = () => {
+    if (beside) align(stage, beside);
+    follow(turn, stage);
+  };
+  const runs = [run(turn, stage, null, news)];
+  if (beside) runs.push(run(turn, beside, "sequential", () => align(stage, beside)));
   for (const each of runs) each.then(() => compare(stage, beside));
   const found = await runs[0];
   conclude(turn, stage, found);
   const other = await runs[1];
   if (other?.failure instanceof Error) beside.fail(other.failure.message);
+  if (beside) align(stage, beside);
   if (stage.root.isConnected && found.events.some((event) => event.type === "step")) {
     player.open(stage, found.events);
   }
@@ -142,6 +148,20 @@ async function again(turn) {
   if (byId("send").disabled) return;
   chat.remove(turn);
   ask(chat.begin(turn.question));
+}
+
+/** Two stages that are compared show their pictures first, over the same steps. */
+function pair(...stages) {
+  for (const stage of stages) stage.foldWords();
+}
+
+function align(...stages) {
+  const numSteps = Math.max(...stages.map((stage) => stage.lanes.numSteps));
+  for (const stage of stages) {
+    if (stage.numSteps === numSteps) continue;
+    stage.numSteps = numSteps;
+    stage.refresh();
+  }
 }
 
 /** Steps and seconds of the answer against the sequential one, once both are there. */

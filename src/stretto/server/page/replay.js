@@ -28,7 +28,7 @@ export class Player {
     this.events = events;
     const steps = events.filter((event) => event.type === "step").map((event) => event.step);
     this.numSteps = steps.at(-1) ?? 0;
-    stage.numSteps = this.numSteps;
+    stage.numSteps = Math.max(stage.numSteps, this.numSteps);
     this.scrubber.max = String(this.numSteps);
     this.root.hidden = this.numSteps === 0;
     this.seek(this.numSteps);

@@ -41,6 +41,13 @@ export function readSettings(method = null) {
   };
 }
 
+/** The method of the form by its own name, which is no `auto`. */
+export function chosenMethod({ stretto: { dialect } }) {
+  const chosen = byId("method").value;
+  if (chosen !== "auto") return chosen;
+  return dialect === "plain" ? "sequential" : dialect;
+}
+
 export function systemMessage() {
   return byId("system").value.trim();
 }

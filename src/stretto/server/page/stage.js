@@ -31,6 +31,11 @@ export class Stage {
     this.refresh();
   }
 
+  /** Leaves the threads' texts to who asks for them. */
+  foldWords() {
+    this.#part("words").open = false;
+  }
+
   /** Draws with the next frame, once however often it is asked. */
   refresh() {
     if (this.isDue) return;
@@ -61,7 +66,7 @@ export class Stage {
     const shown = {
       tokens: figures.tokens,
       steps: figures.steps,
-      threads: figures.open && !this.lanes.isOver ? `${figures.open} of ${figures.threads}` : figures.threads,
+      threads: figures.open && !this.lanes.isOver ? `${figures.open} of ${figures.threads} open` : figures.threads,
       "per-step": fixed(figures.perStep, 2),
       "per-second": figures.perSecond === null ? NONE : about + fixed(figures.perSecond, 1),
       seconds: figures.seconds === null ? NONE : `${about}${fixed(figures.seconds, 1)} s`,
@@ -98,7 +103,9 @@ export class Stage {
     card.className = `card lane-${lane.colour}`;
     setText(name, lane.topic ? `${lane.name} · ${lane.topic}` : lane.name);
     const ended = lane.reason && lane.reason !== "stop" ? `ended: ${lane.reason}` : null;
-    setText(state, `${lane.numTokens} tokens, ${ended ?? STATES[this.lanes.stateOf(lane)]}`);
+    const { left = 0, length } = lane.passes.at(-1) ?? {};
+    const block = left ? `${length - left} of ${length} places written` : null;
+    setText(state, `${lane.numTokens} tokens, ${ended ?? block ?? STATES[this.lanes.stateOf(lane)]}`);
     const runs = [...lane.runs(0, lane.text.length)].map((run) => ({ ...run, lane }));
     const isWriting = ["writing", "waiting"].includes(this.lanes.stateOf(lane));
     const isAtEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 24;

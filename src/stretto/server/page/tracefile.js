@@ -9,6 +9,7 @@ const FIELDS = {
   thread_end: { thread: "string", reason: "string", text: "string" },
   join: { thread: "string", children: "array", step: "number" },
   evict: { thread: "string", segment: "number", step: "number" },
+  denoise: { thread: "string", length: "number", indices: "array", num_left: "number", step: "number" },
   done: { text: "string" },
 };
 
@@ -103,13 +104,16 @@ function withSteps(document) {
   return found;
 }
 
-/** Of each step, how many tokens the one that each thread drew then sees, itself included. */
+/** Of each step, how many tokens the one that each thread placed then sees, itself included. */
 function liveByStep(segments) {
   const found = new Map();
+  const ends = segments.map((segment) => segment.steps.reduce((a, b) => Math.max(a, b ?? 0), 0));
   for (const segment of segments) {
     const seen = segment.sees.reduce((sum, id) => sum + segments[id].tokens.length, 0);
-    segment.steps.forEach((step, index) => {
-      if (step === null) return;
+    const begins = segment.sees.reduce((last, id) => Math.max(last, ends[id]), 0);
+    segment.steps.forEach((drawn, index) => {
+      if (drawn === null) return;
+      const step = Math.max(drawn, begins); // what is drawn before a wait is placed after it
       const own = segment.kind === "block" ? segment.tokens.length : index + 1;
       if (!found.has(step)) found.set(step, {});
       const threads = found.get(step);
