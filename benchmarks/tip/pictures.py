@@ -26,10 +26,11 @@ def save(out: Path, name: str, figure: Figure, points: Points) -> None:
     write_atomically(out / f"{name}.csv", to_csv(points).encode())
 
 
-def _new(columns: int = 1) -> tuple[Figure, Any]:
+def _new(width: int, columns: int) -> tuple[Figure, Any]:
+    """So many axes side by side, in a figure as wide as `width` of them."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(1.5 + 4.5 * columns, 4), layout="constrained")
+    figure = Figure(figsize=(1.5 + 4.5 * width, 4), layout="constrained")
     return figure, figure.subplots(1, columns, squeeze=False)[0]
 
 
@@ -38,7 +39,7 @@ def _new(columns: int = 1) -> tuple[Figure, Any]:
 
 def save_tradeoff(out: Path, table: Points) -> None:
     """A point an arm, of the table on programs and trees."""
-    figure, (axes,) = _new()
+    figure, (axes,) = _new(2, 1)
     axes.set(xlabel="mean live generated tokens", ylabel="accuracy (%)", ylim=(-2, 102))
     points = []
     for number, row in enumerate(table):
@@ -50,7 +51,7 @@ def save_tradeoff(out: Path, table: Points) -> None:
         )
         names = ("arm", "live", "live_low", "live_high", "accuracy", "accuracy_low")
         points.append({name: row[name] for name in (*names, "accuracy_high")})
-    axes.legend(fontsize="xx-small", ncols=2)
+    figure.legend(fontsize="x-small", loc="outside right upper")
     save(out, "tradeoff", figure, points)
 
 
@@ -63,7 +64,7 @@ BUCKET = 4
 def save_lengths(out: Path, arms: Sequence[Arm], longest: int) -> None:
     """Accuracy and live tokens by size, programs and trees. `longest`: the largest size that was
     trained on."""
-    figure, (left, right) = _new(2)
+    figure, (left, right) = _new(2, 2)
     left.set(xlabel="steps of the problem", ylabel="accuracy (%)", ylim=(-2, 102))
     right.set(xlabel="steps of the problem", ylabel="mean live generated tokens")
     points = []
@@ -102,7 +103,7 @@ CURVES = {"accuracy": "accuracy", "live": "mean live generated tokens", "length"
 def save_curves(out: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Lines of `metrics.jsonl` of each run: answers drawn while training, a line a step, and greedy
     answers to problems of the validation split as points."""
-    figure, every = _new(len(CURVES))
+    figure, every = _new(len(CURVES), len(CURVES))
     points = []
     for number, (name, lines) in enumerate(runs.items()):
         for line in lines:
