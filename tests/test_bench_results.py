@@ -13,21 +13,30 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def page() -> Any:
-    path = ROOT / "benchmarks" / "render_results.py"
-    spec = importlib.util.spec_from_file_location("render_results", path)
+def loaded(name: str, path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["render_results"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def page() -> Any:
+    return loaded("render_results", ROOT / "benchmarks" / "render_results.py")
 
 
 def test_the_page_is_what_is_rendered(page: Any) -> None:
     shown = page.PAGE.read_text(encoding="utf-8")
     assert shown == page.render(), "run `python benchmarks/render_results.py`"
+
+
+def test_the_page_of_pasta_is_what_is_rendered() -> None:
+    page = loaded("render_pasta", ROOT / "benchmarks" / "pasta" / "render.py")
+    shown = page.PAGE.read_text(encoding="utf-8")
+    assert shown == page.render(), "run `python benchmarks/pasta/render.py`"
 
 
 def make(folder: Path, kind: str, run: dict[str, Any], **tables: str) -> None:
