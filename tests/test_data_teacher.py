@@ -32,11 +32,12 @@ from data_kit import (
 from stretto.cli import main
 from stretto.data.annotate import annotate_into
 from stretto.data.annotators import Annotation, Exhausted, Postponed, Refusal, Unanswered
+from stretto.data.asker import RawReply
 from stretto.data.client import Client, Endpoint
 from stretto.data.items import Item
 from stretto.data.markup import chunks_of, stripped
 from stretto.data.rows import Annotated, Reject, read_rows
-from stretto.data.teacher import RawReply, Teacher
+from stretto.data.teacher import Teacher
 from stretto.data.teacher_prompt import LANGUAGE, first_messages, marked_texts
 from stretto.errors import InvalidInput
 

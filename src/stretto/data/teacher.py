@@ -1,54 +1,26 @@
 """The annotator `teacher`: a large model behind any OpenAI-wire endpoint, held to strict rules.
 
-Every reply is on disk before it is read, keyed by all that was asked, so that nothing that was
-paid for is lost or paid for twice: after a kill, or with a stricter reading, the same questions
-are answered from the file.
+Its replies are kept, see `stretto.data.asker`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from stretto.data.annotators import Annotation, Postponed, Refusal, Unanswered
+from stretto.data.annotators import Annotation, Postponed, Refusal
+from stretto.data.asker import Asker, RawReply
 from stretto.data.check import Checker
-from stretto.data.client import Client, Endpoint, Refused
+from stretto.data.client import Client, Endpoint
 from stretto.data.markup import chunks_of, relengthed, transplanted
-from stretto.data.rows import Row, prompt_id
-from stretto.data.store import Store
+from stretto.data.rows import prompt_id
 from stretto.data.teacher_prompt import first_messages, marked_texts, repair_messages
 
 CUT_OFF = "length"
 """The finish reason of a reply that reached its limit."""
 MENDED = ("bad-tokens",)
 """Issues that counting the chunks anew takes away."""
-
-
-class RawReply(Row):
-    """A reply as it came. `asked`: the hash of the whole question, model and settings included.
-
-    `round`: 0 the first, 1 the repair. `cost` in the currency of the prices.
-    """
-
-    kind: ClassVar[str] = "raw reply"
-    asked: str
-    prompt_id: str
-    round: int
-    text: str
-    finish_reason: str | None = None
-    model: str | None = None
-    tokens_in: int
-    tokens_out: int
-    cost: float
-
-    @property
-    def key(self) -> str:
-        return self.asked
 
 
 @dataclass(frozen=True)
@@ -60,7 +32,7 @@ class Reading:
     told_tokens: tuple[int, ...] = ()
 
 
-class Teacher:
+class Teacher(Asker):
     """Asks, reads strictly, asks once more with the reasons, and refuses with them.
 
     A reply's text must be the response but for whitespace, which is taken from the response. The
@@ -80,23 +52,10 @@ class Teacher:
         concurrency: int = 8,
         client: Client | None = None,
     ) -> None:
-        self.concurrency = concurrency
-        self._endpoint = endpoint
+        super().__init__(
+            endpoint, raw, temperature=temperature, concurrency=concurrency, client=client
+        )
         self._checker = checker
-        self._stopped = threading.Event()
-        self._lock = threading.Lock()
-        self._params: dict[str, Any] = {}
-        if temperature is not None:
-            self._params["temperature"] = temperature
-        self._client = Client(endpoint, sleep=self._sleep) if client is None else client
-        try:
-            self._raw = Store(raw, RawReply)
-        except BaseException:
-            self._client.close()
-            raise
-        self.num_from_disk = 0
-        self.spent_before = sum(self._cost(reply) for reply in self._raw.rows.values())
-        self._client.ledger.cost += self.spent_before
 
     def annotate(self, prompt: str, response: str) -> Annotation | Refusal:
         """An annotation that passes the check, or the reasons of the last try.
@@ -106,11 +65,11 @@ class Teacher:
         """
         messages = first_messages(prompt, response)
         name = prompt_id(prompt)
-        reply = self._ask(messages, name, 0)
+        reply = self.ask(messages, name, 0)
         reading = self._read(reply, response)
         if reading.reasons:
             first = reading.reasons
-            reply = self._ask(repair_messages(messages, reply.text, first), name, 1)
+            reply = self.ask(repair_messages(messages, reply.text, first), name, 1)
             reading = self._read(reply, response)
             if reading.reasons:
                 return Refusal(reading.reasons, reading.text)
@@ -120,84 +79,7 @@ class Teacher:
         assert reading.text is not None
         return Annotation(reading.text, details)
 
-    def stop(self) -> None:
-        """Wakes whoever waits to try again; what is asked already is still read."""
-        self._stopped.set()
-
-    def close(self) -> None:
-        self._client.close()
-        self._raw.close()
-
-    def ledger(self) -> dict[str, Any]:
-        """Requests, tokens and money of this run, and what all runs on this file have cost."""
-        book = self._client.ledger.to_json()
-        total = book.pop("cost")
-        run = {"cost": round(total - self.spent_before, 6), "total_cost": total}
-        return book | run | {"from_disk": self.num_from_disk}
-
     # -- internals -----------------------------------------------------------------------------
-
-    def _ask(self, messages: Sequence[dict[str, str]], name: str, number: int) -> RawReply:
-        """A reply from the file, or a new one, which is in the file when this returns."""
-        key = self._key(messages)
-        with self._lock:
-            known = self._raw.rows.get(key)
-            if known is not None:
-                self.num_from_disk += 1
-        return known if known is not None else self._paid(messages, key, name, number)
-
-    def _paid(
-        self, messages: Sequence[dict[str, str]], key: str, name: str, number: int
-    ) -> RawReply:
-        if self._stopped.is_set():
-            raise Unanswered("stopped before it was asked")
-        wire = self._wire()
-        try:
-            reply = self._client.ask(messages, **wire)
-        except Refused as error:
-            self._adapt(str(error))
-            if self._wire() == wire:
-                raise Unanswered(str(error)) from None
-            reply = self._client.ask(messages, **self._wire())
-        row = RawReply(
-            asked=key,
-            prompt_id=name,
-            round=number,
-            text=reply.text,
-            finish_reason=reply.finish_reason,
-            model=reply.model,
-            tokens_in=reply.tokens_in,
-            tokens_out=reply.tokens_out,
-            cost=reply.cost,
-        )
-        with self._lock:
-            if key not in self._raw:
-                self._raw.add(row)
-        return row
-
-    def _cost(self, reply: RawReply) -> float:
-        """What a reply of an earlier run has cost; at today's prices if it was booked without."""
-        return reply.cost or self._endpoint.cost(reply.tokens_in, reply.tokens_out)
-
-    def _key(self, messages: Sequence[dict[str, str]]) -> str:
-        asked = {
-            "model": self._endpoint.model,
-            "max_tokens": self._endpoint.max_tokens,
-            "temperature": self._params.get("temperature"),
-            "messages": list(messages),
-        }
-        data = json.dumps(asked, sort_keys=True).encode()
-        return hashlib.sha256(data).hexdigest()[:32]
-
-    def _wire(self) -> dict[str, Any]:
-        with self._lock:
-            return dict(self._params)
-
-    def _adapt(self, message: str) -> None:
-        """Calls the limit by its newer name from here on if a refusal asks for that."""
-        if "max_completion_tokens" in message:
-            with self._lock:
-                self._params["max_completion_tokens"] = self._endpoint.max_tokens
 
     def _read(self, reply: RawReply, response: str) -> Reading:
         found = marked_texts(reply.text)
@@ -217,7 +99,3 @@ class Teacher:
         if not issues - set(MENDED):
             text = relengthed(text, self._checker.count, self._checker.settings.unit)
         return Reading(text, self._checker.reasons(response, text), told)
-
-    def _sleep(self, seconds: float) -> None:
-        if self._stopped.wait(seconds):
-            raise Unanswered("stopped while it waited to ask again")
