@@ -6,6 +6,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -414,6 +415,11 @@ class LM:
     def cancel(self, request: Request) -> None:
         with self._lock:
             self.scheduler.cancel(request)
+
+    @property
+    def between_passes(self) -> AbstractContextManager[object]:
+        """While it is held no pass runs, so that all that is read is of one instant."""
+        return self._lock
 
     def text_of(self, request: Request) -> str:
         """The settled text of a request, brought up to date."""

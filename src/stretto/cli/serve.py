@@ -84,7 +84,7 @@ def serve(
             page_size=page_size,
             offline=offline,
         )
-        served, url = name or lm.name, url_of(opened)
+        served, url = lm.name if name is None else name, url_of(opened)
 
         def on_ready() -> None:
             say(f"serving {served} at {url} (API: {url}/v1); Ctrl-C ends it")

@@ -20,7 +20,7 @@ from stretto.runtime.events import Done, Event, Failed, Usage, to_json
 from stretto.runtime.text import num_held
 from stretto.server.asks import Ask
 from stretto.server.engine import EngineLoop, Ticket
-from stretto.server.errors import ApiError, shutting_down, too_late
+from stretto.server.errors import ApiError, too_late
 from stretto.server.job import Job, Step
 from stretto.server.order import DocumentOrder, Drawn
 from stretto.server.schema import StreamOptions
@@ -78,7 +78,7 @@ class Answer:
         reason = job.request.finish_reason
         if reason == "cancelled":
             late = too_late(self.engine.settings.deadline_s)
-            return late if job.is_late else shutting_down()
+            return late if job.is_late else self.engine.refusal()
         if reason == "error":
             return ApiError(500, f"decoding failed: {job.request.error}", code="decoding_failed")
         return None

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from stretto.server.errors import queue_full, shutting_down, stopped
+from stretto.server.errors import ApiError, queue_full, shutting_down, stopped
 from stretto.server.job import Job, Progress
 from stretto.server.metrics import Metrics
 from stretto.server.settings import Settings
@@ -64,7 +64,7 @@ class EngineLoop:
         """Counts `num` samples as under way. Raises `ApiError`: 429 if that is too many at once,
         503 if the server is shutting down."""
         if self.is_draining or not self.is_alive:
-            raise shutting_down() if self.is_draining else stopped()
+            raise self.refusal()
         with self._changed:
             limit = self.settings.max_requests
             if self.num_admitted + num > limit:
@@ -77,6 +77,10 @@ class EngineLoop:
         """Samples of a ticket are not under way any more."""
         with self._changed:
             self.num_admitted -= num
+
+    def refusal(self) -> ApiError:
+        """Why nothing is answered any more."""
+        return shutting_down() if self.is_draining else stopped()
 
     def _retry_after_s(self) -> int:
         return min(MAX_RETRY_AFTER_S, max(1, math.ceil(self._mean_s)))
@@ -99,10 +103,13 @@ class EngineLoop:
             self._thread.start()
 
     def submit(self, jobs: Iterable[Job]) -> None:
-        """Hands jobs to the engine thread, which queues them before its next pass."""
+        """Hands jobs to the engine thread, which queues them before its next pass. Raises
+        `ApiError` if it has ended since they were admitted."""
         if self._thread is None:
             self.start()
         with self._changed:
+            if not self.is_alive:
+                raise self.refusal()
             self._inbox.extend(jobs)
             self._changed.notify()
 
@@ -128,17 +135,19 @@ class EngineLoop:
         jobs: list[Job] = []
         try:
             while (fresh := self._take(may_wait=not jobs)) is not None:
-                jobs += [job for job in fresh if self._queue(job)]
+                jobs += fresh
+                self._queue(fresh)
                 self._pass(jobs)
                 jobs = self._publish(jobs)
         except BaseException:
-            self._has_died = True
             log.exception("the engine thread has died")
-        finally:
-            for job in (*jobs, *self._inbox):
-                job.request.abort("the engine has stopped")
-            self._publish([*jobs, *self._inbox])
-            self._inbox.clear()
+            with self._changed:
+                self._has_died = True
+                jobs += self._inbox
+                self._inbox.clear()
+            for job in jobs:
+                job.give_up(self.lm)
+            self._wake(jobs)
 
     def _take(self, *, may_wait: bool) -> list[Job] | None:
         """New jobs; None once the engine is closed and nothing is under way."""
@@ -151,15 +160,13 @@ class EngineLoop:
             self._inbox.clear()
             return fresh
 
-    def _queue(self, job: Job) -> bool:
-        try:
-            self.lm.queue(job.stream)
-        except Exception as error:
-            log.exception("a request could not be queued")
-            job.request.abort(str(error))
-            self._publish([job])
-            return False
-        return True
+    def _queue(self, fresh: list[Job]) -> None:
+        for job in fresh:
+            try:
+                self.lm.queue(job.stream)
+            except Exception as error:
+                log.exception("a request could not be queued")
+                job.request.abort(str(error))
 
     def _pass(self, jobs: list[Job]) -> None:
         """One pass for all. What fails in it ends the requests at fault, and is logged."""
@@ -182,8 +189,7 @@ class EngineLoop:
 
     def _publish(self, jobs: list[Job]) -> list[Job]:
         """Shows readers what is new, and returns the jobs that are not done."""
-        woken: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
-        left = []
+        left, changed = [], []
         for job in jobs:
             was: Progress = job.progress
             if not job.publish(self.lm):
@@ -191,15 +197,21 @@ class EngineLoop:
             else:
                 self._count(job)
             if job.progress is not was and (job.wants_text or job.progress.is_done):
-                woken.setdefault(job.loop, []).append(job.news)
-        for loop, news in woken.items():
-            try:
-                loop.call_soon_threadsafe(_set_all, news)
-            except RuntimeError:  # the loop is closed: nobody reads
-                for job in left:
-                    if job.loop is loop:
-                        job.cancel()
+                changed.append(job)
+        self._wake(changed)
         return left
+
+    def _wake(self, jobs: list[Job]) -> None:
+        """Tells the readers of jobs that there is something new."""
+        loops: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+        for job in jobs:
+            loops.setdefault(job.loop, []).append(job)
+        for loop, own in loops.items():
+            try:
+                loop.call_soon_threadsafe(_set_all, [job.news for job in own])
+            except RuntimeError:  # the loop is closed: nobody reads
+                for job in own:
+                    job.cancel()
 
     def _count(self, job: Job) -> None:
         timing = job.request.timing

@@ -15,6 +15,8 @@ from stretto.errors import InvalidInput, PromptTooLong
 from stretto.server import schema
 
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+MAX_ECHO = 500
+"""Characters of a message: what a client sent is not sent back in full."""
 UNIONS = ("content", "stop", "prompt")
 """Fields of several types; pydantic puts the type it tried after them in the place of an error."""
 
@@ -33,8 +35,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _cut(message)
+        self.param = None if param is None else _cut(param)
         self.code = code
         self.headers = dict(headers or {})
 
@@ -47,6 +49,10 @@ class ApiError(Exception):
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), self.status, headers=self.headers)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_ECHO else f"{text[: MAX_ECHO - 1]}…"
 
 
 def queue_full(num: int, limit: int, retry_after_s: int) -> ApiError:
@@ -107,7 +113,7 @@ def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
             message = "the body must be a JSON object, sent with Content-Type: application/json"
         case _:
             found = error["msg"].removeprefix("Value error, ")
-            message = f"{path}: {found[:1].lower()}{found[1:]}"
+            message = f"{path or 'the body'}: {found[:1].lower()}{found[1:]}"
     return ApiError(400, message, param=path or None, code="invalid_value")
 
 
@@ -119,7 +125,7 @@ def _unknown(path: str) -> ApiError:
         return ApiError(
             400, f"{path} is not supported; {hint}", param=path, code="unsupported_parameter"
         )
-    near = difflib.get_close_matches(name, schema.known_fields(), n=1)
+    near = difflib.get_close_matches(name[:MAX_ECHO], schema.known_fields(), n=1)
     hint = f"did you mean {near[0]!r}?" if near else "leave it out"
     return ApiError(400, f"unknown field {path}; {hint}", param=path, code="unknown_parameter")
 

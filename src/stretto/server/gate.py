@@ -16,7 +16,7 @@ from stretto.server.settings import Settings
 
 CLOSED = re.compile(r"/(v1|metrics)(/|$)")
 """Paths that need a key. The others tell only whether the server lives, its schema and page."""
-KNOWN = re.compile(r"/(v1/(chat/completions|completions|models)|health|ready|metrics)?$")
+KNOWN = re.compile(r"/(v1/(chat/completions|completions|models)|health|ready|metrics)?\Z")
 MAX_DISCARDED_BYTES = 64 << 20
 """A body that is refused is still read up to here, so that the client hears why."""
 

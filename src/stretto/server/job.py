@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stretto.recorder import OpenThread
@@ -79,17 +79,26 @@ class Job:
     def publish(self, lm: LM) -> bool:
         """Brings `progress` up to date; whether the request is done. For the engine thread."""
         request = self.request
-        is_done = request.is_done
         before = self.progress
-        text = before.text
-        if is_done or self.wants_text:
-            text = lm.text_of(request)
-        if self.wants_steps and request.step > (self.steps[-1].step if self.steps else 0):
-            self.steps.append(self._step(request, lm.scheduler.pool.page_size))
-        num_events = len(request.log.events)
+        with lm.between_passes:  # which another user of the model may run
+            is_done, text = request.is_done, before.text
+            if is_done or self.wants_text:
+                request.document.settle()
+                text = request.text
+            if self.wants_steps and request.step > (self.steps[-1].step if self.steps else 0):
+                self.steps.append(self._step(request, lm.scheduler.pool.page_size))
+            num_events = len(request.log.events)
         if is_done or num_events != before.num_events or len(text) != len(before.text):
             self.progress = Progress(text, num_events, len(self.steps), is_done)
         return is_done
+
+    def give_up(self, lm: LM) -> None:
+        """Ends the request, and with it the answer, whatever state they are in."""
+        try:
+            lm.cancel(self.request)
+        except Exception:
+            self.request.abort("the engine has stopped")
+        self.progress = replace(self.progress, is_done=True)
 
     def _step(self, request: Request, page_size: int) -> Step:
         threads = request.recorder.threads.values()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import HANDLED_SIGNALS
 
 from stretto.errors import InvalidInput
 from stretto.server.errors import ApiError
@@ -21,10 +23,38 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES = 16 << 10
 KEEP_ALIVE_S = 30
+BACKLOG = 2048
 
 
 class Protocol(H11Protocol):
-    """HTTP/1.1 whose refusals have a body like all others."""
+    """HTTP/1.1 that waits for no client without end, and whose refusals have a body like all
+    others."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._patience_s: float = self.config.app.state.engine.settings.stall_s  # type: ignore[union-attr]
+        self._seen: tuple[Any, int] | None = None
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._looking.cancel()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        """Drops a client that since the last look has neither sent the whole head of a request
+        nor taken any of what is left of an answer. Requests under way have limits of their own,
+        and so have connections that are kept alive."""
+        is_under_way = self.cycle is not None and not self.cycle.response_complete
+        is_kept_alive = self.timeout_keep_alive_task is not None
+        if (is_under_way or is_kept_alive) and not self.transport.is_closing():
+            seen = None
+        else:
+            seen = (self.cycle, self.transport.get_write_buffer_size())
+            if seen == self._seen:
+                self.transport.abort()
+                return
+        self._seen = seen
+        self._looking = self.loop.call_later(self._patience_s, self._look)
 
     def send_400_response(self, msg: str) -> None:
         """A head that is no HTTP, or is larger than `MAX_HEADER_BYTES`."""
@@ -54,13 +84,14 @@ class Drained(uvicorn.Server):
             self._on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.was_interrupted = sig == signal.SIGINT
+        self.was_interrupted |= sig == signal.SIGINT
         self._engine.drain()
         super().handle_exit(sig, frame)
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens at an address; port 0 is any free one. Raises `InvalidInput`."""
+    """A socket that listens at an address; port 0 is any free one. Who connects before the server
+    runs is answered once it does. Raises `InvalidInput`."""
     opened = None
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
@@ -69,7 +100,8 @@ def open_socket(host: str, port: int) -> socket.socket:
         opened = socket.socket(family, kind, proto)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
-    except (OSError, OverflowError) as error:
+        opened.listen(BACKLOG)
+    except (OSError, OverflowError, UnicodeError) as error:
         if opened is not None:
             opened.close()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -96,6 +128,7 @@ def config_of(app: FastAPI) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(app.state.engine.settings.drain_s) + 10,
     )
@@ -107,7 +140,7 @@ def run(app: FastAPI, opened: socket.socket, on_ready: Callable[[], None]) -> bo
     Whether it was SIGINT that ended it. A second one ends it at once.
     """
     server = Drained(app, on_ready)
-    before = {sig: signal.signal(sig, lambda *_: None) for sig in (signal.SIGTERM, signal.SIGINT)}
+    before = {sig: signal.signal(sig, server.handle_exit) for sig in HANDLED_SIGNALS}
     try:
         server.run(sockets=[opened])  # raises what it caught again, at the end
     finally:

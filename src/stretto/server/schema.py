@@ -45,6 +45,11 @@ def _hint(name: str) -> str:
     return "leave it out" if not values else f"leave it out, or pass {values[0]!r}"
 
 
+MAX_FIELDS = 100
+"""Of one object, at any depth. What is not ours would each make an error of its own."""
+
+ShortText = Annotated[str, Field(max_length=1000)]
+
 UNSUPPORTED = {
     **{name: _hint(name) for name in NEUTRAL},
     **dict.fromkeys(("name", "tool_calls", "tool_call_id", "refusal"), "leave it out"),
@@ -52,7 +57,10 @@ UNSUPPORTED = {
 
 
 class Wire(BaseModel):
-    """Strict, closed, and null is the same as left out."""
+    """Strict, closed, and null is the same as left out.
+
+    Bad input costs no more than good: the first bad item of a list is the only one looked at.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
@@ -61,6 +69,8 @@ class Wire(BaseModel):
     def _without_nulls(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        if len(data) > MAX_FIELDS:
+            raise ValueError(f"{len(data)} fields are more than there are; leave them out")
         return {k: v for k, v in data.items() if v is not None and not _is_neutral(cls, k, v)}
 
 
@@ -79,7 +89,7 @@ class Message(Wire):
     """A chat message; parts are joined as they are."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
     def as_dict(self) -> dict[str, str]:
         content = self.content
@@ -106,7 +116,7 @@ class Extension(Wire):
     budget of visible tokens. `max_thread_tokens` caps each forked thread, `max_forks` their number.
     """
 
-    method: str = "auto"
+    method: ShortText = "auto"
     budget: int | float | Annotated[str, Field(max_length=16)] | None = None
     pin_prompt: bool = False
     page_tokens: int | None = None
@@ -114,7 +124,7 @@ class Extension(Wire):
     reindexed: bool = False
     top_k: int = 0
     repetition_penalty: float = 1.0
-    stop_ids: list[int] = Field(default_factory=list, max_length=64)
+    stop_ids: list[int] = Field(default_factory=list, max_length=64, fail_fast=True)
     max_thread_tokens: int | None = None
     max_forks: int = 64
 
@@ -127,7 +137,7 @@ class Common(Wire):
     temperature: float = 1.0
     top_p: float = 1.0
     n: Annotated[int, Field(ge=1, le=128)] = 1
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stop: ShortText | Annotated[list[ShortText], Field(max_length=16)] | None = None
     seed: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -142,7 +152,7 @@ class Common(Wire):
 class ChatRequest(Common):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool = False
     response_format: ResponseFormat | None = None
@@ -151,7 +161,7 @@ class ChatRequest(Common):
 class CompletionRequest(Common):
     """POST /v1/completions: text as it is, without a chat template."""
 
-    prompt: str | Annotated[list[str], Field(min_length=1, max_length=128)]
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=128, fail_fast=True)]
     logprobs: int | None = None
 
 

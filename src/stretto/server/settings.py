@@ -14,6 +14,7 @@ from stretto.params import check_int
 
 KEYS_VARIABLE = "STRETTO_API_KEYS"
 _KEY = re.compile(r"[!-~]{8,512}")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.-]+(:\d+)?|[a-z]+://\[[0-9a-f:]+\](:\d+)?")
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -49,6 +50,13 @@ class Settings:
             least = 0 if name == "drain_s" else 1e-3
             if not (math.isfinite(value) and value >= least):
                 raise InvalidInput(f"{name} must be at least {least} seconds, got {value}")
+        if self.name is not None and not (self.name and self.name.isprintable()):
+            raise InvalidInput(f"a model's name must be printable text, got {self.name!a}")
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise InvalidInput(
+                    f"{origin!a} is no origin; write it as browsers do: https://example.org"
+                )
         for number, key in enumerate(self.keys, start=1):
             if not _KEY.fullmatch(key):
                 raise InvalidInput(
