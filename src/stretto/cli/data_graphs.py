@@ -182,7 +182,7 @@ def _run(
                     is_interrupted=is_interrupted,
                 )  # fmt: skip
         finally:
-            book = getattr(finder, "ledger", dict)()
+            book: dict[str, Any] = getattr(finder, "ledger", dict)()
             getattr(finder, "close", lambda: None)()
     result = found.to_json() | ({"ledger": book} if book else {})
     if found.stopped == "interrupted":

@@ -56,11 +56,11 @@ class Found:
             self.missing += len(missing_edges(graph, known))
 
     def to_json(self) -> dict[str, Any]:
-        shown = {"graphs": self.graphs, "steps": self.steps, "edges": self.edges or {}}
-        shown |= {"rejected": self.rejected, "left": self.left}
+        shown: dict[str, Any] = {"graphs": self.graphs, "steps": self.steps}
+        shown |= {"edges": self.edges or {}, "rejected": self.rejected, "left": self.left}
         if self.known:
-            shown["known"] = {"graphs": self.known, "edges": self.known_edges}
-            shown["known"]["missing"] = self.missing
+            known = {"graphs": self.known, "edges": self.known_edges, "missing": self.missing}
+            shown["known"] = known
         return shown if self.stopped is None else shown | {"stopped": self.stopped}
 
 
