@@ -13,7 +13,7 @@ from rich.console import Console
 from stretto import LM, SamplingParams
 from stretto.cli import main
 from stretto.cli.demo_board import Board, LiveBoard
-from stretto.cli.demo_tip import Lines, _play
+from stretto.cli.demo_tip import Lines, _play, pause_between
 from stretto.models.tiny import new_tiny
 from stretto.problems import ALPHABET
 from stretto.runtime.events import Token
@@ -156,3 +156,8 @@ def test_a_model_that_is_not_shipped(capfd: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("stretto.models.shipped.shipped", dict)
     assert main(["demo", "tip"]) == 2
     assert "give its folder with --model" in capfd.readouterr().err
+
+
+def test_a_pace_is_a_pause_that_ends() -> None:
+    paces = (0.0, 40.0, 1.0, 1e-9, 5e-324, float("inf"))
+    assert [pause_between(pace) for pace in paces] == [0.0, 0.025, 1.0, 10.0, 10.0, 0.0]

@@ -290,6 +290,8 @@ def test_tasks_that_cannot_reward_are_refused(tmp_path: Path) -> None:
         load_problems("exactly", Source(paths=(path,)))
     with pytest.raises(InvalidInput, match="task instruct has no score to learn from"):
         load_problems("instruct", Source(paths=(path,)))
+    with pytest.raises(UnknownName, match="unknown task 'program,nope'"):
+        load_problems("program,nope", Source(), "12-24")
     with pytest.raises(InvalidInput, match="task exact has no sizes"):
         load_problems("exact", Source(paths=(path,)), "12-24")
     with pytest.raises(InvalidInput, match="task chain makes its own problems"):

@@ -368,6 +368,12 @@ def test_references_of_other_answers_are_not_taken(model: Any, tmp_path: Path) -
         train_on_pairs(learner, pairs(), given, tmp_path, PreferSettings(Schedule(1e-4)))
 
 
+@pytest.mark.parametrize("seed", [-1, 1 << 63])
+def test_a_seed_that_not_every_generator_takes_is_refused(seed: int) -> None:
+    with pytest.raises(InvalidInput, match="seed must be at"):
+        PreferSettings(Schedule(1e-4), seed=seed)
+
+
 def test_pairs_that_cannot_be_used_are_kept_with_their_reason(model: Any, tmp_path: Path) -> None:
     learner = Learner(model, maker(), lambda answer: [1, 2], {"model": "m"}, Workers())
     settings = PreferSettings(Schedule(1e-4), max_steps=1)

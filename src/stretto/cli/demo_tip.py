@@ -140,9 +140,14 @@ def _view(problem: Problem, board: Board, pace: float, *, as_json: bool, quiet: 
 
     from stretto.cli.demo_board import LiveBoard
 
-    wait = (lambda: time.sleep(min(1 / pace, LONGEST_WAIT_S))) if pace else (lambda: None)
     console = Console(file=sys.stdout, highlight=False)
-    return LiveBoard(console, board, problem.prompt, wait=wait)
+    pause_s = pause_between(pace)
+    return LiveBoard(console, board, problem.prompt, wait=lambda: time.sleep(pause_s))
+
+
+def pause_between(pace: float) -> float:
+    """Seconds between tokens at so many a second, `LONGEST_WAIT_S` at most; of pace 0 none."""
+    return min(1 / pace, LONGEST_WAIT_S) if pace else 0.0
 
 
 def _play(

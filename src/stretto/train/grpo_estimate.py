@@ -44,15 +44,14 @@ def estimate_grpo(config: GrpoConfig, new_rows: int = 0) -> dict[str, Any]:
         weight_bytes=width,
         flops_per_s=rate,
     )
-    requests = min(requests_of(config), config.prompts_per_step * config.samples)
-    slots = config.pool_slots or pool_slots_for(requests, per_answer)
+    slots = _pool_slots(config, per_answer)
     heads = model.num_key_value_heads * head_dim(model)
     pool = 2 * slots * shape.num_layers * heads * width
     reference = training.trained_parameters * width if config.beta else 0
     drawn = answers * config.max_tokens
     draw_flops = 2.0 * (shape.body_parameters + shape.table_parameters) * drawn
-    draw_h100 = draw_flops / (H100_FLOPS * DRAW_UTILISATION) / 3600
-    draw_here = draw_flops / (rate / UTILISATION * DRAW_UTILISATION) / 3600
+    draw_h100 = _draw_hours(draw_flops, H100_FLOPS)
+    draw_here = _draw_hours(draw_flops, rate / UTILISATION)
     return {
         "model": config.model,
         "how": config.how,
@@ -70,6 +69,18 @@ def estimate_grpo(config: GrpoConfig, new_rows: int = 0) -> dict[str, Any]:
         "h100_hours": training.h100_hours + draw_h100,
         "this_machine_hours": (training.this_machine_hours or 0.0) + draw_here,
     }
+
+
+def _pool_slots(config: GrpoConfig, per_answer: int) -> int:
+    if config.pool_slots is not None:
+        return config.pool_slots
+    requests = min(requests_of(config), config.prompts_per_step * config.samples)
+    return pool_slots_for(requests, per_answer)
+
+
+def _draw_hours(flops: float, flops_per_s: float) -> float:
+    """How long drawing takes on a device of this matrix rate."""
+    return flops / (flops_per_s * DRAW_UTILISATION) / 3600
 
 
 def _shape(config: GrpoConfig) -> tuple[Shape, Any]:

@@ -50,10 +50,10 @@ def load_problems(name: str, source: Source, sizes: str | None = None) -> Proble
     made = name.split(",")
     if set(made) <= set(GENERATED):
         task = Task(name, VERSION, lambda own: _make(made, own, sizes), _check)
-    elif sizes is not None:
-        raise InvalidInput(f"task {name} has no sizes; they are for {', '.join(GENERATED)}")
     else:
         task = _task(name)
+        if sizes is not None:
+            raise InvalidInput(f"task {name} has no sizes; they are for {', '.join(GENERATED)}")
     if task.score is None:
         raise InvalidInput(f"task {name} has no score to learn from; take one that checks answers")
     prompts = load_prompts(task, source)
