@@ -71,7 +71,7 @@ def test_threads_grow_side_by_side_and_join(page: Any, served: Served) -> None:
     assert lanes.locator("path.mark.head").count() == 3
     joined = lanes.locator("path.mark.line").first.get_attribute("d")
     assert joined.count("M") == 2  # the fork's and the join's
-    assert "tokens if nothing were hidden" in page.locator('[data-part="live"]').text_content()
+    assert "dense tokens (" in page.locator('[data-part="live"]').text_content()
     assert page.locator("#status").text_content().startswith("The answer is complete")
     served.check_idle()
 
@@ -155,7 +155,7 @@ def test_a_trace_file_is_played_again(page: Any, served: Served, tmp_path: Path)
     assert page.locator("#scrubber").get_attribute("max") == str(steps)
     live = page.locator('[data-part="live"]').text_content()
     placed = sum(len(s["tokens"]) for s in document["segments"])
-    assert f"of {placed} tokens" in live
+    assert f"of {placed} dense tokens" in live
     page.locator("#scrubber").fill("0")
     page.locator("#play").click()
     wait_until(lambda: int(page.locator("#scrubber").input_value()) > steps // 8)

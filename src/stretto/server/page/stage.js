@@ -78,7 +78,7 @@ export class Stage {
     this.#part("fill").style.width = `${Math.round(Math.min(1, share) * 1000) / 10}%`;
     const held = figures.held === null ? "" : `; ${figures.held} slots held`;
     const text = figures.dense
-      ? `${figures.live} of ${figures.dense} tokens if nothing were hidden (${Math.round(share * 100)} %)${held}`
+      ? `${figures.live} of ${figures.dense} dense tokens (${Math.round(share * 100)} %)${held}`
       : NONE;
     setText(this.#part("live"), text);
   }
