@@ -186,9 +186,10 @@ class Recording:
         logits = self.engine.forward(runs)
         row = 0
         for run in runs:
-            if run.num_logits:
-                key = (id(run.view.memory), run.segment.handle, run.start + len(run.tokens) - 1)
-                self.rows[key] = logits[row]
+            for index in run.kept:
+                if run.segment.kind == "causal":  # a block is written several times
+                    key = (id(run.view.memory), run.segment.handle, run.start + index)
+                    self.rows[key] = logits[row]
                 row += 1
         return logits
 

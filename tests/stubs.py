@@ -74,12 +74,12 @@ class StubEngine:
         return np.where(mask, state, np.uint64(0)).sum(axis=1, dtype=np.uint64)
 
 
-def _bounds(runs: list[Run]) -> list[range]:
+def _bounds(runs: list[Run]) -> list[list[int]]:
     """Of each run, the rows of the pass whose logits are wanted."""
     wanted, at = [], 0
     for run in runs:
+        wanted.append([at + row for row in run.kept])
         at += len(run.tokens)
-        wanted.append(range(at - run.num_logits, at))
     return wanted
 
 

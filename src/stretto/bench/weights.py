@@ -104,7 +104,7 @@ def logits_of(engine: Engine, ids: list[int]) -> Float[Tensor, "tokens vocab"]:
     slots = memory.slots[segment.handle].slots
     version = thread.unfed[0].view_version
     view = View(thread, memory)
-    run = Run(view, version, segment, 0, ids, segment.positions, slots, len(ids))
+    run = Run(view, version, segment, 0, ids, segment.positions, slots, tuple(range(len(ids))))
     return engine.forward([run])
 
 

@@ -127,16 +127,11 @@ class PlannedSession:
         return self._give_up_promise() if thread.parent is None else []
 
     def annotated(self, recorder: Recorder) -> tuple[str, tuple[Issue, ...]]:
-        from stretto.dialects.planned_text import parse_text, to_text
+        from stretto.dialects.planned_text import described
 
-        text, offsets = to_text(recorder.freeze(), self._vocabulary, self._settings)
         ids = {s.handle: i for i, s in enumerate(recorder.document_order())}
-        own = [
-            Issue(code, offsets.get((ids.get(handle, -1), index), 0))
-            for code, (handle, index) in self._issues
-        ]
-        found = parse_text(text, self._vocabulary, self._settings).issues
-        return text, tuple(sorted([*own, *found], key=lambda issue: issue.at))
+        own = [(code, (ids.get(handle, -1), index)) for code, (handle, index) in self._issues]
+        return described(recorder.freeze(), self._vocabulary, self._settings, own)
 
     def legal(self, recorder: Recorder, thread: OpenThread) -> Legal:
         if thread.parent is not None:
@@ -164,29 +159,26 @@ class PlannedSession:
         reader = self._reader
         if not reader.count:
             if self._num_promises + len(self._promised) >= self._caps.max_promises:
-                return self._cut_plan(recorder, thread, "too-many-promises")
+                self._issues.append(("too-many-promises", self._begun))
+                return [*self._spans(recorder, thread)[0], Close("length")]
             self._begun = thread.own.handle, len(thread.own.tokens)
         if not reader.read(token):
             return [Place(token, markup=True, tentative=True)]
-        self._promised.append((reader.tag(0, reader.count, self._settings.unit), self._begun))
+        self._promised.append(reader.tag(0, reader.count, self._settings.unit))
         reader.reset()
         return [Place(token, markup=True)]
 
     def _sync(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
-        if self._round >= self._caps.max_rounds:
-            return self._cut_plan(recorder, thread, "too-many-rounds")
+        is_last = self._round >= self._caps.max_rounds
+        if is_last:
+            self._issues.append(("too-many-rounds", self._begun))
         self._round += 1
         spans, is_whole, position = self._spans(recorder, thread)
-        limit = recorder.max_positions
-        if not is_whole or (limit is not None and position >= limit):
+        close = [] if is_whole and not is_last else [Close("length")]
+        if recorder.max_positions is not None and position >= recorder.max_positions:
             return [*spans, Close("length")]
         join = Join(tuple(move.child for move in spans if isinstance(move, Denoise)))
-        return [*spans, join, Place(token, markup=True)]
-
-    def _cut_plan(self, recorder: Recorder, thread: OpenThread, code: str) -> list[Move]:
-        """The plan would go on beyond a cap: what is planned is written, and that is all."""
-        self._issues.append((code, self._begun))
-        return [*self._spans(recorder, thread)[0], Close("length")]
+        return [*spans, join, Place(token, markup=True), *close]
 
     def _spans(self, recorder: Recorder, thread: OpenThread) -> tuple[list[Move], bool, int]:
         """The spans of the round's plan, and the wait for them; whether they are all of the plan's;

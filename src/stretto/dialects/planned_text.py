@@ -21,6 +21,9 @@ from stretto.effects import Join, Place
 from stretto.recorder import MAIN, OpenThread, Recorder
 from stretto.trace import Trace
 
+DECODED = ("span-too-long", "unfinished-promise")
+"""Issues of ids that are none of a decoded answer, or that its session has named."""
+
 _PAD = re.compile(re.escape(PLANNED_FORMS[PAD]))
 
 
@@ -267,3 +270,20 @@ def to_text(
                 writer.write((segment.id, index), token, markup)
     writer.enter(None)
     return "".join(writer.pieces), writer.offsets
+
+
+def described(
+    trace: Trace,
+    vocabulary: Vocabulary,
+    settings: PlannedSettings,
+    issues: Sequence[tuple[str, tuple[int, int]]],
+) -> tuple[str, tuple[Issue, ...]]:
+    """The text form of a trace that was decoded, and what is malformed in it: these `issues`, at
+    tokens by (segment id, index), and what its ids show. How long a span is was the runtime's
+    choice, and is no issue."""
+    text, offsets = to_text(trace, vocabulary, settings)
+    keys = list(offsets)
+    ids = [trace.segments[segment].tokens[index] for segment, index in keys]
+    found = parse_ids([], ids, vocabulary, settings).issues
+    at_ids = [(i.code, keys[i.at]) for i in found if i.code not in DECODED]
+    return text, in_order([Issue(code, offsets.get(key, 0)) for code, key in [*issues, *at_ids]])

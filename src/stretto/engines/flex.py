@@ -91,13 +91,13 @@ class FlexEngine:
         num_tiles = 0
         for run in runs:
             self._stage(run, tile_rows)
+            keep += [len(rows.tokens) + row for row in run.kept]
             rows.tokens.extend(run.tokens)
             rows.positions.extend(run.positions)
             rows.slots.extend(run.slots)
             first = num_tiles * tile_rows
             rows.places.extend(range(first, first + len(run.tokens)))
             num_tiles += -(-len(run.tokens) // tile_rows)
-            keep += range(len(rows.tokens) - run.num_logits, len(rows.tokens))
         self.tables.upload(padded(num_tiles), tile_rows)
         return self.forward_rows(rows, keep, tile_rows)
 

@@ -94,8 +94,8 @@ class FusedEngine:
             views[at : at + n, 0] = cursor.hand_out()
             is_block = run.segment.kind == "block"
             views[at : at + n, 1] = before + n if is_block else np.arange(before, before + n) + 1
+            keep += [at + row for row in run.kept]
             at += n
-            keep += range(at - run.num_logits, at)
         positions = np.array([p for run in runs for p in run.positions], dtype=np.int64)
         slots = np.array([s for run in runs for s in run.slots], dtype=np.int64)
         try:

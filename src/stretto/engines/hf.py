@@ -194,8 +194,8 @@ def _kept_rows(runs: list[Run]) -> list[int]:
     keep: list[int] = []
     at = 0
     for run in runs:
+        keep += [at + row for row in run.kept]
         at += len(run.tokens)
-        keep += range(at - run.num_logits, at)
     return keep
 
 

@@ -44,13 +44,29 @@ class Chooser:
             logits = self._masked(logits, legal)
         best, best_logprob = peak(logits)
         token = None
-        if self._script is not None and not (legal is not None and legal.forced):
-            token = self._script(thread.name, thread.num_drawn)
+        if not (legal is not None and legal.forced):
+            token = self.scripted(thread.name, thread.num_drawn)
         if token is None:
-            token = self._draw(recorder, thread, logits, best)
+            token = self.draw(recorder, thread, logits, best, (thread.num_drawn,))
         return token, float(logits[token]) - float(logits[best]) + best_logprob
 
-    def _draw(self, recorder: Recorder, thread: OpenThread, logits: Row, best: int) -> int:
+    def scripted(self, thread: str, index: int) -> int | None:
+        """The token that is forced there, if there is a script."""
+        return None if self._script is None else self._script(thread, index)
+
+    def number(self, thread: str, *counter: int | str) -> float:
+        """The random number of this request's draw of that counter."""
+        return uniform(self._seed, self._sample, thread, *counter)
+
+    def draw(
+        self,
+        recorder: Recorder,
+        thread: OpenThread,
+        logits: Row,
+        best: int,
+        counter: tuple[int, ...],
+    ) -> int:
+        """A token by the row of its logits, illegal ones at -inf; `best` is the largest's id."""
         sampling, seen, row = self._sampling, None, logits
         if sampling.repetition_penalty != 1.0:
             seen = self._seen.setdefault(thread.name, SeenIds()).of(recorder, thread)
@@ -58,7 +74,7 @@ class Chooser:
             best = int(row.argmax())
         number = 0.0
         if sampling.temperature != 0:
-            number = uniform(self._seed, self._sample, thread.name, thread.num_drawn)
+            number = self.number(thread.name, *counter)
         token = quick_draw(row, best, sampling, number)
         return draw(torch.from_numpy(logits), sampling, number, seen) if token is None else token
 
@@ -97,6 +113,8 @@ class SeenIds:
             segments = [recorder.segments[handle] for handle in thread.sees]
             self._ids = {i for s in segments if _is_response(s) for i in s.tokens}
         if _is_response(own):
+            if own.kind == "block":  # which is not written in order
+                self._num_own = 0
             self._ids.update(own.tokens[self._num_own :])
             self._num_own = len(own.tokens)
         return self._ids

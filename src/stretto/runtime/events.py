@@ -81,6 +81,26 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
+class Denoised:
+    """A pass has written some tokens of a block, which is a segment of its thread.
+
+    `indices` are their places among the `length` tokens to be written, from 0; `tokens` the ids
+    there. `num_left` are still to be written. Pass 0 is the block's beginning, with nothing
+    written. Once it is done its tokens follow as `Token`s, in order.
+    """
+
+    type: ClassVar[str] = "denoise"
+    thread: str
+    segment: int
+    pass_number: int
+    length: int
+    indices: tuple[int, ...]
+    tokens: tuple[int, ...]
+    num_left: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of the finished request."""
 
@@ -105,7 +125,7 @@ class Failed:
     message: str
 
 
-Event = ThreadStart | Token | ThreadEnd | Joined | Evicted | Usage | Done | Failed
+Event = ThreadStart | Token | ThreadEnd | Joined | Evicted | Denoised | Usage | Done | Failed
 
 
 def to_json(event: Event) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from stretto.effects import Move, Place
 from stretto.recorder import OpenThread
 from stretto.runtime import events
-from stretto.runtime.quick import Row
+from stretto.runtime.denoiser import Denoiser
+from stretto.runtime.quick import Rows
 from stretto.runtime.text import ThreadText
 from stretto.runtime.views import View
 from stretto.trace import is_drawn
@@ -16,9 +17,10 @@ from stretto.trace import is_drawn
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One thread's view, text, held-back moves, and the logits of its newest row.
+    """One thread's view, text, held-back moves, and the logits of its newest row, or of the rows
+    of its block that were asked for.
 
-    `drawn_at` and `logprob` are of the token drawn last: one that a wait holds back is placed
+    `block` writes the thread's block, if it is one. `drawn_at` and `logprob` are of the token drawn last: one that a wait holds back is placed
     later and keeps them. `end_logprob` is of the id that ends the thread, if it drew one; that is
     never placed. `unsettled` are placed tokens that may yet turn out to be text.
     """
@@ -28,7 +30,8 @@ class Lane:
     text: ThreadText
     log: events.EventLog
     moves: deque[Move] = field(default_factory=deque)
-    logits: Row | None = None
+    block: Denoiser | None = None
+    logits: Rows | None = None
     drawn_at: int = 0
     logprob: float | None = None
     end_logprob: float | None = None
@@ -71,7 +74,19 @@ class Lane:
         self.unsettled = []
 
     def end(self, reason: str, step: int) -> None:
-        """Emits the thread's end, with what was left of its last character."""
+        """Emits the thread's end, with what was left of its last character. Of a block the tokens
+        come first, as it has them now."""
+        if self.block is not None:
+            self._announce_block(self.block, step)
         self.settle()
         name, text = self.thread.name, self.text.flush()
         self.log.emit(events.ThreadEnd(name, reason, text, step, self.end_logprob))
+
+    def _announce_block(self, block: Denoiser, step: int) -> None:
+        own = self.thread.own
+        for index, (token, origin, markup, position, drawn_at) in enumerate(
+            zip(own.tokens, own.origins, own.markup, own.positions, own.steps, strict=True)
+        ):
+            self.drawn_at = step if drawn_at is None else drawn_at
+            self.logprob = block.logprobs.get(index)
+            self.announce(Place(token, origin, markup), position, step)

@@ -10,8 +10,8 @@ from stretto.runtime.pool import Pool, SlotList
 if TYPE_CHECKING:
     from stretto.engines.base import Engine
 
-Rows = Mapping[int, int]
-"""Tokens to append, by segment handle."""
+Lengths = Mapping[int, int]
+"""By segment handle, how many tokens it is to have slots for."""
 
 
 class RequestMemory:
@@ -24,22 +24,23 @@ class RequestMemory:
         self.peak_pages = 0
         self._kept: tuple[list[tuple[SlotList, int]], Any] | None = None
 
-    def pages_needed(self, pool: Pool, rows: Iterable[Rows]) -> int:
-        """Free pages that appending `rows` takes."""
+    def pages_needed(self, pool: Pool, rows: Iterable[Lengths]) -> int:
+        """Free pages that growing segments to these lengths takes."""
         fresh = SlotList()
-        return sum(
-            pool.pages_to_extend(self.slots.get(handle, fresh), count)
-            for counts in rows
-            for handle, count in counts.items()
+        held = (
+            (self.slots.get(handle, fresh), length)
+            for lengths in rows
+            for handle, length in lengths.items()
         )
+        return sum(pool.pages_to_extend(s, max(0, n - len(s.slots))) for s, n in held)
 
-    def extend(self, pool: Pool, rows: Iterable[Rows]) -> None:
-        """Appends slots to segments. Enough pages must be free."""
-        for counts in rows:
-            for handle, count in counts.items():
+    def extend(self, pool: Pool, rows: Iterable[Lengths]) -> None:
+        """Appends slots to segments up to these lengths. Enough pages must be free."""
+        for lengths in rows:
+            for handle, length in lengths.items():
                 slots = self.slots.setdefault(handle, SlotList())
                 before = len(slots.pages)
-                pool.extend(slots, count)
+                pool.extend(slots, max(0, length - len(slots.slots)))
                 self.num_pages += len(slots.pages) - before
         self.peak_pages = max(self.peak_pages, self.num_pages)
 

@@ -17,6 +17,8 @@ from stretto.runtime.sampler import Sampling
 
 Row = NDArray[np.float32]
 """One number per id of the vocabulary."""
+Rows = NDArray[np.float32]
+"""Several of them, one below the other."""
 Ids = NDArray[np.intp]
 Floats = NDArray[np.floating]
 Doubles = NDArray[np.float64]

@@ -13,19 +13,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stretto.dialects.base import Session
-from stretto.effects import Close, Evict, Fork, Join, Move, Place, Reveal, Wait
+from stretto.effects import Close, Denoise, Evict, Fork, Join, Move, Place, Reveal, Wait
 from stretto.errors import Unsupported
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN, OpenThread, Recorder
 from stretto.runtime import events
 from stretto.runtime.attention import AttentionTotals
+from stretto.runtime.blocks import Blocks
 from stretto.runtime.chooser import Chooser, Script
+from stretto.runtime.denoiser import Denoiser
 from stretto.runtime.feed import Feed
 from stretto.runtime.lane import Lane
 from stretto.runtime.memory import RequestMemory
 from stretto.runtime.policy import Policy
 from stretto.runtime.pool import Pool
-from stretto.runtime.quick import Row
+from stretto.runtime.quick import Row, Rows
 from stretto.runtime.text import Decode, Document, Pieces, ThreadText
 from stretto.runtime.views import Run, View
 from stretto.trace import is_drawn
@@ -74,17 +76,18 @@ class Request:
         self.memory = RequestMemory()
         self.finish_reason: str | None = None
         self.error: str | None = None
+        self._has_written = self._has_new_blocks = False  # in the step under way
         self.is_abandoned = False  # nobody will read the answer: to be cancelled by the next pass
         cuts = () if policy is None else policy.cuts(len(prompt))
         self.recorder = Recorder(prompt, session.main_role, max_positions, cuts)
         self._decode = Pieces(decode)  # for the events and for the document
         self.document = Document(self.recorder, self._decode)
-        self._cut: int | None = None
         self._stop_ids = end_ids | params.stop_ids
         self._chooser = Chooser(params, sample, script)
         session.budget = lambda: self.remaining_budget
         self._lanes: dict[str, Lane] = {}  # of threads that are open or have something unfed
         self.feed = Feed(self.recorder, self.memory, self._lanes)
+        self._blocks = Blocks(self.recorder, self._chooser, self._lanes, self.log)
         self._open_lane(self.recorder.threads[MAIN], at=0)
 
     # -- reading -------------------------------------------------------------------------------
@@ -100,7 +103,7 @@ class Request:
     @property
     def text(self) -> str:
         """The settled text, cut at a stop string."""
-        return self.document.text[: self._cut]
+        return self.document.text[: self.document.cut]
 
     # -- one pass ------------------------------------------------------------------------------
 
@@ -139,16 +142,27 @@ class Request:
         self.step += 1
         if self.timing.first_token is None:
             self.timing.first_token = time.perf_counter()
+        self._has_written = self._has_new_blocks = False
         is_short = False
         for lane in list(self._lanes.values()):
             logits, lane.logits = lane.logits, None
             if logits is None:
                 continue
-            if self.remaining_budget <= 0:
+            if lane.block is not None:
+                legal = self.session.legal(self.recorder, lane.thread)
+                self._blocks.write(lane, lane.block, logits, legal, self.step)
+                self._has_written = True
+            elif self.remaining_budget <= 0:
                 is_short = True
-                continue
-            self._draw(lane, logits)
+            else:
+                self._draw(lane, logits[0])
+        for lane in self._blocks.go_on():
+            self._close(lane, "stop")
         self._pump_all()
+        if self._has_new_blocks and not self._has_written:
+            self.step -= (
+                1  # an end of sequence is in no count: blocks take the step it was drawn in
+            )
         self._check_end(is_short)
 
     def _draw(self, lane: Lane, logits: Row) -> None:
@@ -162,7 +176,9 @@ class Request:
         else:
             self.num_drawn += 1
             thread.num_drawn += 1
-            lane.moves.extend(self.session.feed(self.recorder, thread, token))
+            moves = self.session.feed(self.recorder, thread, token)
+            self._has_written |= any(isinstance(m, Place) and is_drawn(m.origin) for m in moves)
+            lane.moves.extend(moves)
         self._pump(lane)
 
     # -- internals: moves ----------------------------------------------------------------------
@@ -215,6 +231,12 @@ class Request:
                 child = self._open_lane(recorder.fork(thread, self._capped(move)), lane.text.length)
                 if recorder.at_last_position(child.thread):
                     self._stop_short(child)
+            case Denoise():
+                lane.settle()
+                self.num_drawn += move.length
+                self._has_new_blocks = True
+                block = Denoiser(move, self.params)
+                self._open_lane(recorder.denoise(thread, move), lane.text.length, block)
             case Close():
                 self._close(lane, move.reason)
             case Join():
@@ -246,16 +268,18 @@ class Request:
             return fork
         return replace(fork, cap=cap)
 
-    def _open_lane(self, thread: OpenThread, at: int) -> Lane:
+    def _open_lane(self, thread: OpenThread, at: int, block: Denoiser | None = None) -> Lane:
         view = View(thread, self.memory)
         if self.policy is not None:
             view.attention = AttentionTotals() if self.policy.wants_attention else None
             view.is_reindexed = self.policy.is_reindexed
-        lane = Lane(thread, view, ThreadText(self._decode), self.log)
+        lane = Lane(thread, view, ThreadText(self._decode), self.log, block=block)
         self._lanes[thread.name] = lane
         start = events.ThreadStart(thread.name, thread.parent, thread.topic, at, self.step)
         self.log.emit(start)
-        if thread.name != MAIN:
+        if block is not None:
+            self._blocks.announce(lane, block, [], self.step)
+        elif thread.name != MAIN:
             own = thread.own
             for token, markup, position in zip(own.tokens, own.markup, own.positions, strict=True):
                 lane.announce(Place(token, "injected", markup), position, self.step)
@@ -269,28 +293,14 @@ class Request:
 
     def _check_end(self, is_short: bool) -> None:
         threads = self.recorder.threads.values()
-        if self.params.stop and self._settle_to_stop():
+        if self.params.stop and self.document.settle_to(self.params.stop):
             self._cut_off("stop")
             self._finish("stop")
         elif not any(t.is_open for t in threads):
             self._finish(self.recorder.threads[MAIN].finish_reason or "stop")
-        elif is_short or self.remaining_budget <= 0:
+        elif (is_short or self.remaining_budget <= 0) and not self._blocks.open_lanes:
             self._cut_off("length")
             self._finish("length")
-
-    def _settle_to_stop(self) -> bool:
-        """Reads on as far as the text is settled; whether a stop string now cuts it."""
-        longest = max(map(len, self.params.stop))
-        start = max(0, len(self.document.text) - longest + 1)
-        self.document.settle()
-        return self._find_stop(start)
-
-    def _find_stop(self, start: int) -> bool:
-        """Whether a stop string stands in the settled text from `start` on; the first one cuts."""
-        places = [self.document.text.find(s, start) for s in self.params.stop]
-        found = [p for p in places if p >= 0]
-        self._cut = min(found, default=None)
-        return bool(found)
 
     def _cut_off(self, reason: str) -> None:
         """Ends all open threads. A drawn token that a wait has held back is still placed."""
@@ -308,7 +318,8 @@ class Request:
     def _finish(self, reason: str) -> None:
         self.document.settle()
         # The end has settled the rest of the text, which may hold a stop string too.
-        if reason in ("stop", "length") and self._cut is None and self._find_stop(0):
+        is_whole = reason in ("stop", "length") and self.document.cut is None
+        if is_whole and self.document.find(self.params.stop, 0):
             reason = "stop"
         self.finish_reason = reason
         self.timing.finished = time.perf_counter()

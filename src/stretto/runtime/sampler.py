@@ -24,9 +24,10 @@ class Sampling:
     repetition_penalty: float = 1.0
 
 
-def uniform(seed: int, sample: int, thread: str, index: int) -> float:
-    """The random number in [0, 1) of token `index` of a thread of sample `sample`."""
-    key = f"{seed}/{sample}/{thread}/{index}".encode()
+def uniform(seed: int, sample: int, thread: str, *counter: int | str) -> float:
+    """The random number in [0, 1) of a token of a thread of sample `sample`, by its counter: its
+    index, and what else tells it from another draw of the same thread."""
+    key = "/".join(map(str, (seed, sample, thread, *counter))).encode()
     digest = hashlib.blake2b(key, digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 

@@ -58,7 +58,10 @@ class TextToken:
 
 
 class Document:
-    """The rendered text up to the first place where an open thread can still write."""
+    """The rendered text up to the first place where an open thread can still write.
+
+    `cut`: where the first stop string that was found stands in it.
+    """
 
     def __init__(self, recorder: Recorder, decode: Decode) -> None:
         self._recorder = recorder
@@ -66,6 +69,7 @@ class Document:
         self._walk = self._walk_thread(recorder.threads[MAIN])
         self._is_over = False
         self.text = ""
+        self.cut: int | None = None
         self.tokens: list[TextToken] = []
 
     def settle(self) -> None:
@@ -74,6 +78,19 @@ class Document:
             self._is_over = next(self._walk, None) is None
             if self._is_over:
                 self.text += self._detokenizer.flush()
+
+    def settle_to(self, stop: Sequence[str]) -> bool:
+        """Reads on as far as the text is settled; whether a stop string now cuts it."""
+        start = max(0, len(self.text) - max(map(len, stop)) + 1)
+        self.settle()
+        return self.find(stop, start)
+
+    def find(self, stop: Sequence[str], start: int) -> bool:
+        """Whether a stop string stands in the settled text from `start` on; the first one cuts."""
+        places = [self.text.find(s, start) for s in stop]
+        found = [p for p in places if p >= 0]
+        self.cut = min(found, default=None)
+        return bool(found)
 
     def _walk_thread(self, thread: OpenThread) -> Iterator[bool]:
         """Consumes a thread's segments and the threads forked where they end; yields where the
@@ -86,7 +103,9 @@ class Document:
             while True:
                 stop = len(segment.tokens)
                 is_last = segment is thread.own
-                if is_last:
+                if thread.is_open and segment.kind == "block":
+                    stop = 0  # its tokens may still be written, in any order
+                elif is_last:
                     stop -= min(stop, thread.num_tentative)
                 while index < stop:
                     self._consume(segment, index)

@@ -38,7 +38,11 @@ class Run:
     """Consecutive rows of one pass: tokens `start`, `start+1`, … of one segment.
 
     Their keys and values go to `slots`. They see what the view saw after `version` changes, and
-    of their own segment what `visible` allows. The last `num_logits` rows' logits are wanted.
+    of their own segment what `visible` allows. `kept` are the rows, counted from the run's first
+    and rising, whose logits are wanted.
+
+    A run of a `block` holds all its tokens, which may have been fed before: what they then wrote
+    into their slots is overwritten. Blocks that see one another are in the same pass.
     """
 
     view: View
@@ -48,7 +52,11 @@ class Run:
     tokens: list[int]
     positions: list[int]
     slots: list[int]
-    num_logits: int
+    kept: tuple[int, ...]
+
+    @property
+    def num_logits(self) -> int:
+        return len(self.kept)
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +100,7 @@ class Cursor:
             self.own, self.own_slots, self.num_own = own, view.memory.slots[own].slots, 0
         if self.num_own < start:
             self.bitmap[self.own_slots[self.num_own : start]] = True
-            self.num_own = start
+        self.num_own = start
 
     def extend(self, slots: list[int]) -> None:
         """The next slots of the own segment become visible."""
@@ -199,8 +207,17 @@ def mask_rows(runs: list[Run], num_slots: int) -> NDArray[np.bool_]:
     return rows[:, :width]
 
 
-def runs_of(view: View, segments: list[OpenSegment], limit: int, wants_logits: bool) -> list[Run]:
-    """The runs that feed a thread's first `limit` unfed tokens; their slots must be allocated."""
+def runs_of(
+    view: View,
+    segments: list[OpenSegment],
+    limit: int,
+    wants_logits: bool,
+    block_rows: tuple[int, ...] = (),
+) -> list[Run]:
+    """The runs that feed a thread's first `limit` unfed tokens; their slots must be allocated.
+
+    Wanted are the logits of its last token, or those of `block_rows` of its block.
+    """
     unfed = view.thread.unfed[:limit]
     whole = len(unfed) == len(view.thread.unfed)
     runs: list[Run] = []
@@ -208,16 +225,18 @@ def runs_of(view: View, segments: list[OpenSegment], limit: int, wants_logits: b
         own = list(group)
         start, stop = own[0].index, own[-1].index + 1
         segment = segments[handle]
+        is_block = segment.kind == "block"
+        is_last = wants_logits and whole and own[-1] is unfed[-1]
         runs.append(
             Run(
                 view=view,
-                version=version,
+                version=len(view.thread.changes) if is_block else version,
                 segment=segment,
                 start=start,
                 tokens=segment.tokens[start:stop],
                 positions=segment.positions[start:stop],
                 slots=view.memory.slots[handle].slots[start:stop],
-                num_logits=int(wants_logits and whole and own[-1] is unfed[-1]),
+                kept=block_rows if is_block else (len(own) - 1,) if is_last else (),
             )
         )
     return runs
