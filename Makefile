@@ -8,7 +8,7 @@ WORKERS ?= 2
 .PHONY: demo test lint setup model reproduce-pasta reproduce-tip clean
 
 demo: model
-	$(BIN)/stretto run "What are the benefits of regular exercise?" --method sot --compare
+	$(BIN)/stretto run "What are the benefits of regular exercise?" --compare
 
 test: model
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

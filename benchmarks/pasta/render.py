@@ -36,9 +36,10 @@ often wrong whatever the method; what is compared is methods, on the same model 
 """
 VALIDATION = """## What ships
 
-Chosen on the 80 prompts of Vicuna, which no table below reports: of the arms whose win rate is not
-below 50 by more than its interval the fastest by structure; if there is none, the one of the
-highest win rate that still forks in at least half of its answers. Untimed.
+Chosen on the 80 prompts of Vicuna, which no table of results reports: of the arms that are
+well-formed in at least 95 % of answers and whose win rate is not below 50 by more than its interval
+the fastest by structure; if there is none, of the well-formed ones in which two
+threads write at once in at least half of the answers the one of the highest win rate. Untimed.
 """
 SCORES = """## What speed is scored by
 

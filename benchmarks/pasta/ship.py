@@ -2,9 +2,10 @@
 
     python benchmarks/pasta/ship.py
 
-Reads only what the stages kept in benchmarks/results/pasta. Of the arms whose win rate is not
-below 50 by more than its interval the fastest by structure is taken; if there is none, the one of
-the highest win rate of those in which two threads write at once in at least half of the answers.
+Reads only what the stages kept in benchmarks/results/pasta. Of the arms that are well-formed in at
+least 95 % of answers and whose win rate is not below 50 by more than its interval the fastest by
+structure is taken; if there is none, of the well-formed ones in which two threads write at once in
+at least half of the answers the one of the highest win rate.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ NAME = "smollm2-135m-pasta"
 FOLDER = HERE.parent.parent / "src" / "stretto" / "models" / "shipped" / NAME
 WANTED = ("adapter_config.json", "adapter_model.safetensors", "base.json", "stretto.json")
 OPTIONAL = "preference.json"
+WELL_FORMED = 0.95
 
 CARD = """# {name}
 
@@ -52,12 +54,15 @@ where a part of its answer can be decoded by itself, and the runtime decodes suc
 
 def favoured(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """The run to ship. Raises `SystemExit` if none qualifies."""
+    runs = [run for run in runs if run["well_formed"] >= WELL_FORMED]
     as_good = [run for run in runs if run["win_rate_high"] >= 50]
     if as_good:
         return max(as_good, key=lambda run: run["theoretical"])
     forking = [run for run in runs if run["two_at_once"] >= 0.5]
     if not forking:
-        raise SystemExit("no arm is as good as the baseline or forks in half of its answers")
+        raise SystemExit(
+            "no well-formed arm is as good as the baseline or forks in half of its answers"
+        )
     return max(forking, key=lambda run: run["win_rate"])
 
 

@@ -224,8 +224,7 @@ def evaluated(sizes: Sizes) -> dict[str, str]:
 
 
 def _validation(sizes: Sizes) -> Stage:
-    """What is shipped is chosen here, on prompts that no table reports: of the arms whose win rate
-    is not below 50 by more than its interval, the one of the highest theoretical speed-up."""
+    """What ships is chosen here, by the rule of `ship.py`, on prompts that no table reports."""
     arms = {name: m for name, m in evaluated(sizes).items() if name.startswith("pasta-")}
     del arms["pasta-structure"]
     return _untimed("validation", arms, sizes)
