@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import signal
 import socket
@@ -83,6 +84,11 @@ class Drained(uvicorn.Server):
         if self.started:
             self._on_ready()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets=sockets)
+        if self.force_exit:  # which uvicorn takes for a reason to leave the engine running
+            await self.lifespan.shutdown()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.was_interrupted |= sig == signal.SIGINT
         self._engine.drain()
@@ -92,6 +98,8 @@ class Drained(uvicorn.Server):
 def open_socket(host: str, port: int) -> socket.socket:
     """A socket that listens at an address; port 0 is any free one. Who connects before the server
     runs is answered once it does. Raises `InvalidInput`."""
+    if not 0 <= port < 1 << 16:  # getaddrinfo would cut it
+        raise InvalidInput(f"--port {port} is not from 0 to 65535; give another --port")
     opened = None
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
@@ -101,7 +109,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
         opened.listen(BACKLOG)
-    except (OSError, OverflowError, UnicodeError) as error:
+    except (OSError, UnicodeError) as error:
         if opened is not None:
             opened.close()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -134,16 +142,24 @@ def config_of(app: FastAPI) -> uvicorn.Config:
     )
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether it is more than a request that was cut off because the server ends at once."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
 def run(app: FastAPI, opened: socket.socket, on_ready: Callable[[], None]) -> bool:
     """Serves until SIGTERM or SIGINT; `on_ready` is called once requests are answered.
 
     Whether it was SIGINT that ended it. A second one ends it at once.
     """
     server = Drained(app, on_ready)
+    logger = logging.getLogger("uvicorn.error")
+    logger.addFilter(_is_news)
     before = {sig: signal.signal(sig, server.handle_exit) for sig in HANDLED_SIGNALS}
     try:
         server.run(sockets=[opened])  # raises what it caught again, at the end
     finally:
+        logger.removeFilter(_is_news)
         for sig, handler in before.items():
             signal.signal(sig, handler)
         opened.close()
