@@ -95,7 +95,7 @@ BAD = {
     "--pairs must be at least 1, got 0": ["hi", "--compare", "--pairs", "0"],
     "--page-size 9 exceeds --pool-slots 8": ["hi", "--page-size", "9", "--pool-slots", "8"],
     "'sequentail'; did you mean 'sequential'?": ["hi", "--method", "sequentail"],
-    "unknown method 'zzz'; known: apar, auto, pasta": ["hi", "--method", "zzz"],
+    "unknown method 'zzz'; known: apar, auto, dense": ["hi", "--method", "zzz"],
     "unknown dtype 'float16'": ["hi", "--dtype", "float16"],
     "the prompt is empty": [""],
     "the prompt 'caf\\udce9' is not UTF-8": ["caf\udce9"],
@@ -647,4 +647,4 @@ def test_the_embedded_model_answers(capsys):
     assert main(["run", "Say hello.", "--max-tokens", "3", "--json", "--offline"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["usage"]["completion_tokens"] == 3
-    assert answer["model"] == "smollm2-135m-instruct"
+    assert answer["model"] == "smollm2-135m-pasta"

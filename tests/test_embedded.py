@@ -42,7 +42,7 @@ SMALLEST_GAP = 1e-3
 
 @pytest.fixture(scope="module")
 def lm() -> LM:
-    return LM.load(dtype="float32", pool_slots=4096)
+    return LM.load("smollm2-135m-instruct", dtype="float32", engine="hf", pool_slots=4096)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_plain_answers_equal_transformers_generate(
     params = SamplingParams(max_tokens=NUM_TOKENS)
     if engine != "hf":
         kernels_for("float32", skip=True)
-        lm = LM.load(dtype="float32", engine=engine, pool_slots=4096)
+        lm = LM.load("smollm2-135m-instruct", dtype="float32", engine=engine, pool_slots=4096)
     assert lm.engine.name == engine
     streams = [lm.submit(p, params, method="sequential") for p in PROMPTS]
     answers = [stream.finish() for stream in streams]
@@ -143,7 +143,7 @@ LOADING = """
 import time
 wall, cpu = time.perf_counter(), time.process_time()
 from stretto import LM
-LM.load()
+LM.load("smollm2-135m-instruct")
 print(min(time.perf_counter() - wall, time.process_time() - cpu))
 """
 

@@ -249,8 +249,8 @@ def test_divergence_from_the_start_pulls_back(
     settings = replace(LOSS, beta=0.5)
     found = [policy_loss(trainee.model, PolicyBatch.of(e), settings) for e in (near, far)]
     count = found[0].num_terms
-    assert float(found[0].loss) == pytest.approx(0, abs=1e-3)
-    assert float(found[1].loss) / count == pytest.approx(0.5 * 0.36788, rel=1e-3)
+    assert found[0].loss.item() == pytest.approx(0, abs=1e-3)
+    assert found[1].loss.item() / count == pytest.approx(0.5 * 0.36788, rel=1e-3)
     assert found[1].metrics["kl"][0] / count == pytest.approx(0.36788, rel=1e-3)
 
 

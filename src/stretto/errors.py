@@ -23,7 +23,7 @@ class InvalidInput(StrettoError):
 class UnknownName(InvalidInput):
     """A name that is not in a closed list; the message suggests the nearest one."""
 
-    def __init__(self, what: str, name: str, known: list[str]) -> None:
+    def __init__(self, what: str, name: object, known: list[str]) -> None:
         import difflib
 
         near = difflib.get_close_matches(str(name), known, n=1)

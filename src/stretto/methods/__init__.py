@@ -61,7 +61,7 @@ def check_method(method: str | Method, dialect: str | None = None) -> None:
     if isinstance(method, Method):
         return
     if not isinstance(method, str):
-        raise UnknownName("method", str(method), [AUTO, *METHODS])
+        raise UnknownName("method", method, [AUTO, *METHODS])
     name, settings = read(method)
     dialects = DIALECTS if dialect is None else (dialect,)
     known = [AUTO, *METHODS, *(d for d in dialects if d != "plain")]
@@ -84,7 +84,7 @@ def get_method(method: str | Method, dialect: str) -> Method:
 
     if not isinstance(method, str):
         if not isinstance(method, Method):
-            raise UnknownName("method", str(method), [AUTO, *METHODS])
+            raise UnknownName("method", method, [AUTO, *METHODS])
         return method
     check_method(method, dialect)
     name, settings = read(method)

@@ -30,7 +30,9 @@ class Blocks:
 
     @property
     def open_lanes(self) -> list[Lane]:
-        return [l for l in self._lanes.values() if l.block is not None and l.thread.is_open]
+        return [
+            lane for lane in self._lanes.values() if lane.block is not None and lane.thread.is_open
+        ]
 
     def write(
         self, lane: Lane, block: Denoiser, logits: Rows, legal: Legal | None, step: int

@@ -88,7 +88,7 @@ class Denoiser:
         first = len(self.effect.before) - int(self.effect.shifted)
         return tuple(first + place for place in self.left)
 
-    def write(
+    def write(  # noqa: PLR0917
         self,
         recorder: Recorder,
         thread: OpenThread,
@@ -168,7 +168,7 @@ class Denoiser:
             ),
         )
 
-    def _draw_chunk(
+    def _draw_chunk(  # noqa: PLR0917
         self,
         recorder: Recorder,
         thread: OpenThread,

@@ -20,8 +20,9 @@ class Lane:
     """One thread's view, text, held-back moves, and the logits of its newest row, or of the rows
     of its block that were asked for.
 
-    `block` writes the thread's block, if it is one. `drawn_at` and `logprob` are of the token drawn last: one that a wait holds back is placed
-    later and keeps them. `end_logprob` is of the id that ends the thread, if it drew one; that is
+    `block` writes the thread's block, if it is one. `drawn_at` and `logprob` are of the token drawn
+    last: one that a wait holds back is placed later and keeps them. `end_logprob` is of the id
+    that ends the thread, if it drew one; that is
     never placed. `unsettled` are placed tokens that may yet turn out to be text.
     """
 

@@ -27,7 +27,7 @@ from stretto.runtime.lane import Lane
 from stretto.runtime.memory import RequestMemory
 from stretto.runtime.policy import Policy
 from stretto.runtime.pool import Pool
-from stretto.runtime.quick import Row, Rows
+from stretto.runtime.quick import Row
 from stretto.runtime.text import Decode, Document, Pieces, ThreadText
 from stretto.runtime.views import Run, View
 from stretto.trace import is_drawn
