@@ -372,3 +372,7 @@ def seen_by(recorder: Recorder, thread: OpenThread) -> set[int]:
 def test_ids_of_flat_traces_are_the_response() -> None:
     ids = [20, REGISTERS[1], 21, REGISTERS[1], REGISTERS[1]]
     assert flat_tokens(of_ids(ids, [5])).tolist() == [5, *ids]
+
+
+def test_an_empty_trace_has_an_empty_mask() -> None:
+    assert dense_mask(of_ids([], [])).shape == (0, 0)

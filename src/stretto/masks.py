@@ -38,9 +38,11 @@ def trace_length(trace: Trace) -> int:
 
 def mask_mod(trace: Trace, device: torch.device | str = "cpu") -> MaskMod:
     """`visible` as a FlexAttention `mask_mod` over flat indices of this trace."""
-    lengths = torch.tensor([len(s) for s in trace.segments], device=device)
+    lengths = torch.tensor([len(s) for s in trace.segments], dtype=torch.long, device=device)
     segment = torch.repeat_interleave(torch.arange(len(trace.segments), device=device), lengths)
-    is_block = torch.tensor([s.kind == "block" for s in trace.segments], device=device)
+    is_block = torch.tensor(
+        [s.kind == "block" for s in trace.segments], dtype=torch.bool, device=device
+    )
     sees = torch.zeros(len(trace.segments), len(trace.segments), dtype=torch.bool, device=device)
     for s in trace.segments:
         sees[s.id, sorted(s.sees)] = True
