@@ -114,3 +114,25 @@ def test_decisions_survive_the_file(tmp_path: Path) -> None:
         assert list(store.rows.values()) == pairs
         assert pairs[0].scores == {"0": 1.0, "1": None}
         assert pairs[0].lam == "inf"
+
+
+def test_of_like_length_the_two_that_differ_most_are_paired() -> None:
+    """The best and the worst of all are far apart in length; within 1.25 times another two are."""
+    rows = [
+        row(0, quality=9.0, text_tokens=200),
+        row(1, quality=1.0, text_tokens=40),
+        row(2, quality=5.0, text_tokens=50),
+        row(3, quality=6.0, text_tokens=170),
+        row(4, quality=7.5, text_tokens=161, flaws=["cut"]),
+    ]
+    free, alike = (make_pair(rows, lam=math.inf, length_ratio=r) for r in (math.inf, 1.25))
+    assert (free.best, free.worst, free.length_ratio) == (0, 1, None)
+    assert (alike.best, alike.worst, alike.length_ratio) == (2, 1, 1.25)
+    assert make_pair(rows, lam=math.inf, length_ratio=1.2).best == 0
+    assert make_pair(rows[:2], lam=math.inf, length_ratio=2).skipped == "lengths-differ"
+
+
+@pytest.mark.parametrize("ratio", [0.5, -1.0, math.nan])
+def test_a_length_ratio_below_one_is_refused(ratio: float) -> None:
+    with pytest.raises(InvalidInput, match="at least 1"):
+        make_pair([row(0), row(1)], lam=0, length_ratio=ratio)

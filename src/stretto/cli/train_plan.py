@@ -56,6 +56,7 @@ class Plan:
     references: Path | None
     lam: str
     variant: str
+    length_ratio: float | None
     judge: JudgeSettings | None
     settings: PreferSettings
     lora: Lora | None
@@ -111,6 +112,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
         "references": plan.references and _hash(plan.references),
         "lambda": plan.lam,
         "variant": plan.variant,
+        "length_ratio": plan.length_ratio,
         "judge": judge and [judge.kind, judge.model],
         "expected": judge and judge.expected and _hash(judge.expected),
         "training": training,
@@ -138,6 +140,8 @@ def check(plan: Plan) -> None:
     answers, scored, pairs = plan.given
     if plan.variant not in VARIANTS:
         raise UnknownName("variant", plan.variant, list(VARIANTS))
+    if plan.length_ratio is not None and not plan.length_ratio >= 1:
+        raise InvalidInput(f"--length-ratio must be at least 1, got {plan.length_ratio:g}")
     lam = parse_lambda(plan.lam)
     if lam > 0 and plan.judge is None and pairs is None:
         raise InvalidInput(f"lambda {plan.lam} needs a quality; name a judge, or --lambda 0")

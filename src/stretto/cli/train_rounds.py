@@ -120,7 +120,9 @@ def _pairs(
         _scored(plan, number, answers, book, result) if given is None else read_rows(given, Scored)
     )
     path = plan.folder(number) / "pairs.jsonl"
-    made = parts.write_pairs(rows, path, lam=plan.lam, variant=plan.variant)
+    made = parts.write_pairs(
+        rows, path, lam=plan.lam, variant=plan.variant, length_ratio=plan.length_ratio
+    )
     result["pairs"] = summarise(made, rows)
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,6 +38,9 @@ References = Annotated[
 Lambda = Annotated[str, typer.Option("--lambda", metavar="X", help="Weight of quality: 0 to inf.")]
 Variant = Annotated[
     str, typer.Option(metavar="NAME", help="speedup, parallelism, harmonic, arithmetic or matched.")
+]
+LengthRatio = Annotated[
+    float | None, typer.Option(metavar="X", help="Pair only texts of like length, to this factor.")
 ]
 
 
@@ -98,6 +102,7 @@ def pairs(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Pairs, JSONL.")],
     lam: Lambda = "4",
     variant: Variant = "speedup",
+    length_ratio: LengthRatio = None,
     as_json: data_options.AsJson = False,
 ) -> None:
     """Pair the best and the worst answer to each prompt by speed + lambda * quality."""
@@ -105,7 +110,7 @@ def pairs(
     from stretto.train.pairs import Scored, summarise
 
     rows = read_rows(scored, Scored)
-    made = write_pairs(rows, out, lam=lam, variant=variant)
+    made = write_pairs(rows, out, lam=lam, variant=variant, length_ratio=length_ratio)
     data_options.show(summarise(made, rows) | {"file": str(out)}, as_json)
 
 
@@ -252,7 +257,9 @@ def _judged_so_far(inputs: Inputs, judge: Judge | None, judged: Any) -> Scoring:
     return found
 
 
-def write_pairs(rows: Sequence[Any], out: Path, *, lam: str, variant: str) -> list[Pair]:
+def write_pairs(
+    rows: Sequence[Any], out: Path, *, lam: str, variant: str, length_ratio: float | None
+) -> list[Pair]:
     from stretto.errors import InvalidInput, UnknownName
     from stretto.train.pairs import make_pairs
     from stretto.train.scores import VARIANTS, parse_lambda
@@ -265,7 +272,8 @@ def write_pairs(rows: Sequence[Any], out: Path, *, lam: str, variant: str) -> li
             f"lambda {lam} needs a quality, and no judge was asked; score the answers with one, or "
             "--lambda 0"
         )
-    made = make_pairs(rows, lam=weight, variant=variant)
+    ratio = math.inf if length_ratio is None else length_ratio
+    made = make_pairs(rows, lam=weight, variant=variant, length_ratio=ratio)
     write_rows(out, made)
     return made
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -17,8 +17,8 @@ from stretto.data.rows import Row
 from stretto.errors import InvalidInput
 from stretto.train.scores import UNUSABLE, Speed, score, show_lambda
 
-Skip = Literal["tie", "one-candidate", "no-sound-best", "best-is-worst"]
-SKIPS: tuple[Skip, ...] = ("tie", "one-candidate", "no-sound-best", "best-is-worst")
+Skip = Literal["tie", "one-candidate", "no-sound-best", "best-is-worst", "lengths-differ"]
+SKIPS: tuple[Skip, ...] = get_args(Skip)
 TIE = 1e-9
 """Scores closer than this are the same: they differ by rounding alone."""
 
@@ -58,7 +58,8 @@ class Pair(Row):
     """The decision about one prompt: its best and worst sample, or why there is no pair.
 
     `scores`: of each sample number, as text, its score; null for one that is no candidate. `flaws`:
-    those of the samples that have any. `lam`: lambda, "inf" included.
+    those of the samples that have any. `lam`: lambda, "inf" included. `length_ratio`: the longer
+    text was at most so many times the other's tokens; null where lengths did not matter.
     """
 
     kind: ClassVar[str] = "pair"
@@ -70,6 +71,7 @@ class Pair(Row):
     flaws: dict[str, list[str]] = Field(default_factory=dict)
     variant: str
     lam: str
+    length_ratio: float | None = None
     judge: str | None = None
 
     @property
@@ -82,7 +84,9 @@ class Pair(Row):
         return sum(value is not None for value in self.scores.values())
 
 
-def make_pair(rows: Sequence[Scored], *, lam: float, variant: str = "speedup") -> Pair:
+def make_pair(
+    rows: Sequence[Scored], *, lam: float, variant: str = "speedup", length_ratio: float = math.inf
+) -> Pair:
     """The pair of one prompt's candidates.
 
     The best is the candidate with the highest score of those without flaws. The worst is the one
@@ -91,11 +95,18 @@ def make_pair(rows: Sequence[Scored], *, lam: float, variant: str = "speedup") -
     ("one-candidate"); all scores the same ("tie"); every candidate flawed ("no-sound-best"); the
     best sound one scores no higher than the worst ("best-is-worst"). Equal scores are decided for
     the lower sample number.
+
+    `length_ratio`: of the candidates two whose texts differ in length by no more than this factor,
+    with the widest gap between their scores; "lengths-differ" where no such two differ in score.
+    A model learns how long the best are sooner than what is good about them; this keeps length out.
+    Raises `InvalidInput` for one below 1.
     """
+    if not length_ratio >= 1:
+        raise InvalidInput(f"length ratio must be at least 1, got {length_ratio:g}")
     scores = {row.sample: _score(row, lam, variant) for row in rows}
     if len(scores) < len(rows):
         raise InvalidInput(f"prompt {rows[0].prompt_id} has one sample twice; score it again")
-    best, worst, skipped = _choose(rows, scores)
+    best, worst, skipped = _choose(rows, scores, length_ratio)
     judges = {row.judge for row in rows if row.judge is not None}
     if lam != 0 and len(judges) > 1:
         raise InvalidInput(
@@ -111,6 +122,7 @@ def make_pair(rows: Sequence[Scored], *, lam: float, variant: str = "speedup") -
         flaws={str(row.sample): row.flaws for row in rows if row.flaws},
         variant=variant,
         lam=show_lambda(lam),
+        length_ratio=None if math.isinf(length_ratio) else length_ratio,
         judge=next(iter(judges), None) if lam != 0 else None,
     )
 
@@ -122,7 +134,7 @@ def _score(row: Scored, lam: float, variant: str) -> float | None:
 
 
 def _choose(
-    rows: Sequence[Scored], scores: dict[int, float | None]
+    rows: Sequence[Scored], scores: dict[int, float | None], length_ratio: float
 ) -> tuple[int | None, int | None, Skip | None]:
     known = {sample: value for sample, value in sorted(scores.items()) if value is not None}
     if any(math.isnan(value) for value in known.values()):
@@ -135,19 +147,30 @@ def _choose(
     candidates = [sample for sample in known if sample in sound]
     if not candidates:
         return None, None, "no-sound-best"
-    best = max(candidates, key=lambda sample: known[sample])
-    worst = min(known, key=lambda sample: known[sample])
+    lengths = {row.sample: max(1, row.text_tokens) for row in rows}
+    alike = [
+        (best, worst)
+        for best in candidates
+        for worst in known
+        if max(lengths[best], lengths[worst]) <= length_ratio * min(lengths[best], lengths[worst])
+    ]
+    best, worst = max(alike, key=lambda pair: known[pair[0]] - known[pair[1]])
     if known[best] - known[worst] <= TIE:
-        return None, None, "best-is-worst"
+        return None, None, "best-is-worst" if math.isinf(length_ratio) else "lengths-differ"
     return best, worst, None
 
 
-def make_pairs(rows: Iterable[Scored], *, lam: float, variant: str = "speedup") -> list[Pair]:
+def make_pairs(
+    rows: Iterable[Scored], *, lam: float, variant: str = "speedup", length_ratio: float = math.inf
+) -> list[Pair]:
     """`make_pair` of every prompt, in the order in which prompts first come."""
     groups: dict[str, list[Scored]] = {}
     for row in rows:
         groups.setdefault(row.prompt_id, []).append(row)
-    return [make_pair(group, lam=lam, variant=variant) for group in groups.values()]
+    return [
+        make_pair(group, lam=lam, variant=variant, length_ratio=length_ratio)
+        for group in groups.values()
+    ]
 
 
 def summarise(pairs: Sequence[Pair], rows: Sequence[Scored]) -> dict[str, Any]:
@@ -178,4 +201,5 @@ def _averages(rows: Sequence[Scored]) -> dict[str, float | None]:
         "quality": sum(qualities) / len(qualities) if qualities else None,
         "redundant": sum(r.redundant for r in rows) / count if count else None,
         "steps": sum(r.steps for r in rows) / count if count else None,
+        "text_tokens": sum(r.text_tokens for r in rows) / count if count else None,
     }
