@@ -306,7 +306,8 @@ class Recorder:
                 raise ValueError(f"thread {name!r} is joined before it is closed")
             if child.is_stale:
                 child.is_stale = False
-                self.refeed(child)
+                if not child.unfed:  # what was cut off before it was fed is fed as it is now
+                    self.refeed(child)
             for handle in parent.claims.pop(name, ()):
                 self._see(parent, handle)
                 self._drop_viewer(handle)

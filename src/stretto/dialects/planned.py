@@ -127,7 +127,7 @@ class PlannedSession:
         return self._give_up_promise() if thread.parent is None else []
 
     def annotated(self, recorder: Recorder) -> tuple[str, tuple[Issue, ...]]:
-        from stretto.dialects.planned_text import described
+        from stretto.dialects.planned_write import described
 
         ids = {s.handle: i for i, s in enumerate(recorder.document_order())}
         own = [(code, (ids.get(handle, -1), index)) for code, (handle, index) in self._issues]

@@ -1,4 +1,4 @@
-"""Dialect `planned`, written down: annotated text or ids to a trace, and a trace to its text form.
+"""Dialect `planned`, read: annotated text or ids to a trace. `planned_write` writes it down.
 
 In text a span may stand right after its promise or after its round's plan: the trace is the same,
 and so is the order of tokens, a round's main text before its spans.
@@ -13,16 +13,13 @@ from dataclasses import dataclass, replace
 
 from stretto.dialects.base import Issue, Parsed, Vocabulary
 from stretto.dialects.outline import Block, Part, Promised, Run, Sync, outline
-from stretto.dialects.pasta_text import TagWriter, in_order, promise_ids
+from stretto.dialects.pasta_text import in_order, promise_ids
 from stretto.dialects.planned import PLANNED_FORMS, PlannedSession, PlannedSettings
-from stretto.dialects.planned_masks import MASK, PAD
+from stretto.dialects.planned_masks import PAD
 from stretto.dialects.tags import ASYNC, ASYNC_END, SYNC, Tag, id_tags, text_tags
 from stretto.effects import Join, Place
 from stretto.recorder import MAIN, OpenThread, Recorder
 from stretto.trace import Trace
-
-DECODED = ("span-too-long", "unfinished-promise")
-"""Issues of ids that are none of a decoded answer, or that its session has named."""
 
 _PAD = re.compile(re.escape(PLANNED_FORMS[PAD]))
 
@@ -246,44 +243,3 @@ class Replay:
                 yield self._control[PAD], True
             else:
                 yield from ((token, False) for token in self._source.ids(piece.start, piece.end))
-
-
-# -- back to text ----------------------------------------------------------------------------------
-
-
-def to_text(
-    trace: Trace, vocabulary: Vocabulary, settings: PlannedSettings
-) -> tuple[str, dict[tuple[int, int], int]]:
-    """The annotated text of a trace, a round's blocks after its plan, and where tokens stand.
-
-    Offsets are in code points and keyed by (segment id, token index). They are exact for control
-    tokens, also those that are text; other tokens have the offset of the run they stand in, and
-    those of a promise that of its tag. A block without an end gets one, and what was not written
-    of it is left out.
-    """
-    writer = TagWriter(vocabulary, settings.unit)
-    mask = vocabulary.control[MASK]
-    for segment in trace.response:
-        writer.enter(segment.thread)
-        for index, (token, markup) in enumerate(zip(segment.tokens, segment.markup, strict=True)):
-            if not (markup and token == mask):
-                writer.write((segment.id, index), token, markup)
-    writer.enter(None)
-    return "".join(writer.pieces), writer.offsets
-
-
-def described(
-    trace: Trace,
-    vocabulary: Vocabulary,
-    settings: PlannedSettings,
-    issues: Sequence[tuple[str, tuple[int, int]]],
-) -> tuple[str, tuple[Issue, ...]]:
-    """The text form of a trace that was decoded, and what is malformed in it: these `issues`, at
-    tokens by (segment id, index), and what its ids show. How long a span is was the runtime's
-    choice, and is no issue."""
-    text, offsets = to_text(trace, vocabulary, settings)
-    keys = list(offsets)
-    ids = [trace.segments[segment].tokens[index] for segment, index in keys]
-    found = parse_ids([], ids, vocabulary, settings).issues
-    at_ids = [(i.code, keys[i.at]) for i in found if i.code not in DECODED]
-    return text, in_order([Issue(code, offsets.get(key, 0)) for code, key in [*issues, *at_ids]])

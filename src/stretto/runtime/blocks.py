@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from stretto.dialects.base import Legal
 from stretto.recorder import Recorder
 from stretto.runtime import events
-from stretto.runtime.chooser import Chooser
 from stretto.runtime.denoiser import Denoiser
 from stretto.runtime.lane import Lane
 from stretto.runtime.quick import Rows
@@ -16,15 +15,8 @@ from stretto.runtime.quick import Rows
 class Blocks:
     """`lanes` are the request's own, by thread name; those with a `block` are meant."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        chooser: Chooser,
-        lanes: Mapping[str, Lane],
-        log: events.EventLog,
-    ) -> None:
+    def __init__(self, recorder: Recorder, lanes: Mapping[str, Lane], log: events.EventLog) -> None:
         self._recorder = recorder
-        self._chooser = chooser
         self._lanes = lanes
         self._log = log
 
@@ -35,10 +27,10 @@ class Blocks:
         ]
 
     def write(
-        self, lane: Lane, block: Denoiser, logits: Rows, legal: Legal | None, step: int
+        self, lane: Lane, block: Denoiser, logits: Rows, legal: Legal | None, *, step: int
     ) -> None:
         """Writes what a pass has drawn of a lane's block."""
-        places = block.write(self._recorder, lane.thread, self._chooser, logits, legal, step)
+        places = block.write(self._recorder, lane.thread, logits, legal, step=step)
         self.announce(lane, block, places, step)
 
     def announce(self, lane: Lane, block: Denoiser, places: list[int], step: int) -> None:

@@ -87,7 +87,7 @@ class Request:
         session.budget = lambda: self.remaining_budget
         self._lanes: dict[str, Lane] = {}  # of threads that are open or have something unfed
         self.feed = Feed(self.recorder, self.memory, self._lanes)
-        self._blocks = Blocks(self.recorder, self._chooser, self._lanes, self.log)
+        self._blocks = Blocks(self.recorder, self._lanes, self.log)
         self._open_lane(self.recorder.threads[MAIN], at=0)
 
     # -- reading -------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Request:
                 continue
             if lane.block is not None:
                 legal = self.session.legal(self.recorder, lane.thread)
-                self._blocks.write(lane, lane.block, logits, legal, self.step)
+                self._blocks.write(lane, lane.block, logits, legal, step=self.step)
                 self._has_written = True
             elif self.remaining_budget <= 0:
                 is_short = True
@@ -160,9 +160,7 @@ class Request:
             self._close(lane, "stop")
         self._pump_all()
         if self._has_new_blocks and not self._has_written:
-            self.step -= (
-                1  # an end of sequence is in no count: blocks take the step it was drawn in
-            )
+            self.step -= 1  # an end of sequence is in no count: blocks take the step of its draw
         self._check_end(is_short)
 
     def _draw(self, lane: Lane, logits: Row) -> None:
@@ -235,7 +233,7 @@ class Request:
                 lane.settle()
                 self.num_drawn += move.length
                 self._has_new_blocks = True
-                block = Denoiser(move, self.params)
+                block = Denoiser(move, self.params, self._chooser)
                 self._open_lane(recorder.denoise(thread, move), lane.text.length, block)
             case Close():
                 self._close(lane, move.reason)
