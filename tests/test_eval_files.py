@@ -243,13 +243,16 @@ def test_nothing_is_loaded_for_runs_that_cannot_be_judged(
     assert "open" not in log
 
 
-def test_references_leave_nothing_but_numbers(tmp_path: Path) -> None:
+def test_references_leave_nothing_but_numbers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = write(tmp_path / "a")
     path = tmp_path / "references.jsonl"
     lines = [{"instruction": text, "output": f"secret ours of {text}"} for text in PROMPTS[:2]]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     told = ["eval", "judge", str(out), "--judge", "reference", "--references", str(path)]
     assert main(told) == 3  # the third has none
+    assert f"1 prompts have no verdict: {prompt_id(PROMPTS[2])}" in capfd.readouterr().err
     verdicts = read_verdicts(out, "reference")
     assert verdicts is not None
     assert [verdicts.preferences[prompt_id(text)] for text in PROMPTS] == [1.0, 1.0, None]

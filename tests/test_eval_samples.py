@@ -22,6 +22,7 @@ from stretto.eval.answers import live_of
 from stretto.eval.budgets import Length, budget_for, mean_live
 from stretto.eval.by_prompt import by_prompt, majority
 from stretto.eval.judges import Comparison, JudgeSettings, Question, open_judge
+from stretto.eval.judges.reference import ReferenceJudge
 from stretto.eval.plots import points_of
 from stretto.eval.rows import EvalRow
 from stretto.eval.statistics import estimate_mean, estimate_quotient
@@ -396,10 +397,25 @@ def test_the_nearer_answer_is_preferred(tmp_path: Path) -> None:
     assert judge.identity.startswith("reference:chrf++;")
     (measured,) = judge.measure([Question("p", (near, far))])
     assert measured is not None
-    ((high, low),) = judge.qualities([measured])
-    assert high is not None
-    assert low is not None
-    assert 100 >= high > low >= 0
+    near_to, far_from = (measure["chrf"] for measure in measured)
+    assert 100 >= near_to > far_from >= 0
+    assert judge.qualities([measured, [{"chrf": 2.0}] * 2, [{"chrf": None}] * 2]) == [
+        [pytest.approx(1), pytest.approx(-1)], [0, 0], [None, None],
+    ]  # fmt: skip
+
+
+def test_nearness_is_chrf_with_words(tmp_path: Path) -> None:
+    """By hand for one word of one letter more: n-grams of up to 4 letters, one word."""
+    one = references(tmp_path / "one.jsonl", {"prompt": "p", "answer": "abc"})
+    judge = ReferenceJudge.read([one])
+    assert judge.nearness("p", "abc") == pytest.approx(100)
+    assert judge.nearness("p", "xyz") == 0
+    shares = [(3 / 4, 1), (2 / 3, 1), (1 / 2, 1)]  # precision and recall of 1, 2 and 3 letters
+    words = [(0, 0)]
+    precision, recall = (sum(s[k] for s in shares + words) / 4 for k in (0, 1))
+    wanted = 100 * 5 * precision * recall / (4 * precision + recall)
+    assert judge.nearness("p", "abcd") == pytest.approx(wanted)
+    assert judge.nearness("another", "abc") is None
 
 
 @pytest.mark.parametrize(

@@ -123,10 +123,22 @@ def test_prompts_without_a_baseline_are_named(tmp_path: Path) -> None:
     assert len(found.rows) == 6
 
 
+def test_prompts_without_any_quality_are_named(tmp_path: Path) -> None:
+    class Picky(Lengths):
+        def qualities(self, measured: Sequence[Sequence[Measure]]) -> list[list[float | None]]:
+            first, second = measured
+            return [[None for _ in first], [None, *(1.0 for _ in second[1:])]]
+
+    found = run(Picky(), tmp_path)
+    assert found.unrated == [prompt_id("p")]
+    assert (found.to_json()["unrated"], found.to_json()["no_quality"]) == (1, 4)
+
+
 def test_without_a_judge_there_is_speed_alone() -> None:
     found = score_answers(ANSWERS, OPPONENTS, None, None, prompt_of=str, control={})
     assert [row.quality for row in found.rows] == [None] * 6
     assert found.rows[0].judge is None
+    assert found.unrated == []
 
 
 def test_branches_are_counted_and_so_are_redundant_ones() -> None:

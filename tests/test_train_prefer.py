@@ -21,7 +21,7 @@ from test_judges_llm import Server, shown, verdict
 from stretto import LM, SamplingParams
 from stretto.cli import main
 from stretto.data.annotators import Exhausted
-from stretto.data.rows import read_rows
+from stretto.data.rows import prompt_id, read_rows
 from stretto.errors import InvalidInput
 from stretto.eval.judges import check_different, judges_of
 from stretto.train.pairs import Pair, Scored
@@ -339,6 +339,60 @@ def test_an_endpoint_judges_and_is_paid_once(
     assert rows[0].judge.startswith("llm:judge;")
 
 
+def test_references_judge_without_a_model(
+    given: Path, whole: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    """One prompt has no reference, and is counted and named."""
+    references = tmp_path / "references.jsonl"
+    lines = [{"instruction": p, "output": f"about {p}"} for p in PROMPTS[:3]]
+    references.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answers = str(whole / "round-1" / "answers.jsonl")
+    told = [*flags(given, judge="reference"), "--answers", answers, "--json"]
+    told += ["--references", str(references)]
+    code, out, err = run("train", "score", *told, "--out", str(tmp_path / "scored.jsonl"))
+    assert code == 3
+    assert f"1 prompts have no quality: {prompt_id(PROMPTS[3])}" in err
+    assert (json.loads(out)["unrated"], json.loads(out)["no_quality"]) == (1, 4)
+    rows = read_rows(tmp_path / "scored.jsonl", Scored)
+    assert {row.quality is None for row in rows if row.prompt_id == prompt_id(PROMPTS[3])} == {True}
+    assert {row.quality is None for row in rows if row.prompt_id != prompt_id(PROMPTS[3])} == {
+        False
+    }
+    trained = str(tmp_path / "out")
+    code, out, err = run("train", "prefer", *told, "--out", trained, "--lambda", "inf", *TRAINING)
+    assert code == 3
+    (entry,) = json.loads(out)["rounds"]
+    assert (entry["scoring"]["unrated"], entry["pairs"]["skipped"]["one-candidate"]) == (1, 1)
+    (judge,) = judges_of(tmp_path / "out" / "round-1" / "model")
+    with pytest.raises(InvalidInput, match="report with another judge"):
+        check_different([judge], "reference:chrf++;{}")
+    references.write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
+    code, _, err = run("train", "prefer", *told, "--out", trained, "--lambda", "inf", *TRAINING)
+    assert (code, "was begun with references" in err) == (2, True)
+
+
+def test_a_second_opponent_is_a_prompts_first_reference(
+    given: Path, whole: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    shown_texts: list[tuple[str, str]] = []
+    references = tmp_path / "references.jsonl"
+    lines = [{"prompt": p, "gold": text} for p in PROMPTS for text in (f"gold {p}", "not this")]
+    references.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    server = Server(lambda request, _: (shown_texts.append(shown(request)), verdict("A", 0.5))[1])
+    try:
+        code, *_ = run(
+            "train", "score", *flags(given, judge="llm:judge"), "--judge-url", server.url,
+            "--answers", str(whole / "round-1" / "answers.jsonl"), "--reference-field", "gold",
+            "--references", str(references), "--out", str(tmp_path / "scored.jsonl"),
+        )  # fmt: skip
+    finally:
+        server.close()
+    assert code == 0
+    others = {text for pair in shown_texts for text in pair}
+    assert {text for text in others if "gold" in text} == {f"gold {p}" for p in PROMPTS}
+    assert "not this" not in others
+
+
 # -- refusals --------------------------------------------------------------------------------------
 
 
@@ -351,6 +405,11 @@ def test_an_endpoint_judges_and_is_paid_once(
         (["--variant", "speed"], "unknown variant 'speed'; did you mean 'speedup'?"),
         (["--judge", "none"], "lambda 1 needs a quality"),
         (["--judge", "oracle"], "unknown judge 'oracle'"),
+        (["--judge", "reference"], "judge reference needs answers; name a file (--references)"),
+        (["--judge", "none", "--references", "a.jsonl"], "judge none has no use for --references"),
+        (["--references", "a.jsonl"], "judge likelihood has no use for --references"),
+        (["--reference-field", "a"], "--reference-field is of references"),
+        (["--judge", "llm:m", "--references", "a.jsonl"], "cannot read a.jsonl"),
         (["--pairs", "p.jsonl"], "come with their answers"),
         (["--answers", "a.jsonl", "--answers", "a.jsonl"], "a.jsonl"),
         (["--schedule", "step"], "unknown schedule 'step'"),

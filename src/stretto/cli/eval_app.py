@@ -44,7 +44,6 @@ def eval_judge(
     A judge that is a model is loaded once for all runs.
     """
     from stretto.cli.bench_parts import show
-    from stretto.cli.output import say
     from stretto.eval.folder import load_run
     from stretto.eval.summary import summary_of, text_of
 
@@ -53,15 +52,15 @@ def eval_judge(
         price_in=price_in, price_out=price_out, max_cost=max_cost,
         references=tuple(references) if references else None, reference_field=reference_field,
     )  # fmt: skip
-    num_unjudged = parts.judge_runs(folders, settings, prompts or ())
+    unjudged = parts.judge_runs(folders, settings, prompts or ())
     summaries = [summary_of(load_run(folder, settings.kind)) for folder in folders]
     if len(summaries) == 1:
         show(summaries[0] if as_json else None, text_of(summaries[0]))
     else:
         text = "\n\n".join(f"{s['run']}\n\n{text_of(s)}" for s in summaries)
         show({"runs": summaries} if as_json else None, text)
-    if num_unjudged:
-        say(f"{num_unjudged} prompts have no verdict")
+    parts.say_unjudged(unjudged)
+    if unjudged:
         raise typer.Exit(SOME_FAILED)
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from stretto.eval.folder import Run
     from stretto.eval.judges import Judge, JudgeSettings
 
+NUM_NAMED = 8
+
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder.")]
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs' folders.")]
 Prompts = Annotated[
@@ -100,10 +102,12 @@ def check_judge(settings: JudgeSettings, configs: Sequence[Mapping[str, Any]]) -
         judge.close()
 
 
-def judge_runs(paths: Sequence[Path], settings: JudgeSettings, prompts: Sequence[Path]) -> int:
+def judge_runs(
+    paths: Sequence[Path], settings: JudgeSettings, prompts: Sequence[Path]
+) -> list[str]:
     """Judges runs by one judge, writes the verdicts and new summary of each when it is done;
-    returns how many prompts have no verdict. All runs are read before anything is loaded.
-    `prompts`: files with the prompts, of runs that kept none."""
+    returns the prompts that have no verdict, of each run. All runs are read before anything is
+    loaded. `prompts`: files with the prompts, of runs that kept none."""
     from stretto.cli.output import say
     from stretto.eval import judging
     from stretto.eval.folder import load_run, unjudged_run
@@ -116,15 +120,29 @@ def judge_runs(paths: Sequence[Path], settings: JudgeSettings, prompts: Sequence
     texts = [texts_of(run, prompts) for run in runs]
     for run in runs:
         judging.check_judgeable(run)
-    num_unjudged = 0
+    unjudged: list[str] = []
     with JudgeDesk(settings, prompts) as desk:
         for run, own in zip(runs, texts, strict=True):
             judge = desk.judge_of(run)
             name = judge.identity.partition(";")[0]
             say(f"judging {len(run.rows)} prompts of {run.name} by {name}")
-            num_unjudged += judging.num_unjudged(judging.judge_run(run, judge, own))
+            unjudged += judging.unjudged(judging.judge_run(run, judge, own))
             save_summary(load_run(run.path, settings.kind))
-    return num_unjudged
+    return unjudged
+
+
+def say_unjudged(prompts: Sequence[str]) -> None:
+    """Counts verdicts that a judge did not give, and names the prompts."""
+    from stretto.cli.output import say
+
+    if prompts:
+        say(f"{len(prompts)} prompts have no verdict: {some_of(prompts)}")
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first few, each once, and whether there are more."""
+    once = list(dict.fromkeys(names))
+    return ", ".join(once[:NUM_NAMED]) + (", …" if len(once) > NUM_NAMED else "")
 
 
 class JudgeDesk:

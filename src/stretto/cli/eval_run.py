@@ -151,10 +151,10 @@ def eval_run(
         _show_left(job, num_left, as_json)
         return
     kind = None if settings is None else settings.kind
-    num_unjudged = 0
+    unjudged: list[str] = []
     if settings is not None:
-        num_unjudged = parts.judge_runs([one.out for one in arms], settings, source.paths)
-    _finish(arms, kind, as_json, num_unjudged)
+        unjudged = parts.judge_runs([one.out for one in arms], settings, source.paths)
+    _finish(arms, kind, as_json, unjudged)
 
 
 def _judge(
@@ -310,7 +310,7 @@ def _environment(device: str) -> dict[str, Any]:
     }
 
 
-def _finish(arms: Sequence[Arm], kind: str | None, as_json: bool, num_unjudged: int) -> None:
+def _finish(arms: Sequence[Arm], kind: str | None, as_json: bool, unjudged: Sequence[str]) -> None:
     """Writes all summaries and shows the one, or the comparison of several runs; exits with 3 if
     some prompts failed."""
     from stretto.cli.bench_parts import show
@@ -328,7 +328,6 @@ def _finish(arms: Sequence[Arm], kind: str | None, as_json: bool, num_unjudged: 
     else:
         result = compare.compare(runs)
         show(result if as_json else None, compare.text_of(result))
-    if num_unjudged:
-        say(f"{num_unjudged} prompts have no verdict")
-    if num_unjudged or any(summary["counts"]["failures"] for summary in summaries):
+    parts.say_unjudged(unjudged)
+    if unjudged or any(summary["counts"]["failures"] for summary in summaries):
         raise typer.Exit(SOME_FAILED)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stretto.cli import train_judge
 from stretto.cli import train_score as parts
 from stretto.cli.train_parts import is_first
 from stretto.errors import InvalidInput, Unsupported
@@ -53,7 +54,7 @@ class Plan:
     selection: Selection
     sampling: Sampling
     baseline: Path | None
-    references: Path | None
+    held_against: train_judge.HeldAgainst
     lam: str
     variant: str
     length_ratio: float | None
@@ -99,6 +100,8 @@ def settings_of(plan: Plan) -> dict[str, Any]:
     del training["checkpoint_every"]
     answers, scored, pairs = plan.given
     judge = plan.judge
+    own = judge.references if judge and judge.references else ()
+    references = [_hash(path) for path in (*plan.held_against.paths, *own)]
     return {
         "model": fingerprint(parts.folder_of(plan.start)),
         "answers": [_hash(path) for path in answers],
@@ -109,7 +112,8 @@ def settings_of(plan: Plan) -> dict[str, Any]:
         "selection": asdict(plan.selection),
         "sampling": {k: v for k, v in asdict(plan.sampling).items() if k not in COSTS},
         "baseline": plan.baseline and _hash(plan.baseline),
-        "references": plan.references and _hash(plan.references),
+        "references": references or None,
+        "reference_field": plan.held_against.field or (judge and judge.reference_field),
         "lambda": plan.lam,
         "variant": plan.variant,
         "length_ratio": plan.length_ratio,

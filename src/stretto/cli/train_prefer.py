@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stretto.cli import data_options, eval_parts, options
+from stretto.cli import data_options, eval_parts, options, train_judge
 from stretto.cli import train_score as parts
 from stretto.models.embedded import EMBEDDED_MODEL
 
@@ -45,11 +45,12 @@ def prefer(
     baseline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Answers of the sequential baseline.")
     ] = None,
-    references: parts.References = None,
+    references: train_judge.References = None,
+    reference_field: eval_parts.JudgeReferenceField = None,
     lam: parts.Lambda = "4",
     variant: parts.Variant = "speedup",
     length_ratio: parts.LengthRatio = None,
-    judge: parts.JudgeName = "likelihood",
+    judge: train_judge.JudgeName = "likelihood",
     judge_url: eval_parts.JudgeUrl = None,
     api_key_env: eval_parts.ApiKeyEnv = "OPENAI_API_KEY",
     expected: eval_parts.Expected = None,
@@ -113,8 +114,10 @@ def prefer(
         checkpoint_every=checkpoint_every,
         seed=seed,
     )
-    judging = parts.judge_settings(
+    judging, held_against = train_judge.judge_settings(
         judge,
+        references,
+        reference_field,
         url=judge_url,
         api_key_env=api_key_env,
         expected=expected,
@@ -136,7 +139,7 @@ def prefer(
             n, max_tokens, requests, pool_slots, sample_dtype, engine, not no_prompts
         ),
         baseline=baseline,
-        references=references,
+        held_against=held_against,
         lam=lam,
         variant=variant,
         length_ratio=length_ratio,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stretto.cli import train_judge
 from stretto.cli import train_score as parts
 from stretto.cli.output import say
 from stretto.cli.train_parts import is_first
@@ -57,8 +58,12 @@ def run_rounds(plan: Plan) -> tuple[int, dict[str, Any]]:
 
 def _has_left_out(result: Mapping[str, Any]) -> bool:
     """Whether a round could not use something that it should have: prompts that cannot be answered
-    or that the baseline did not answer, pairs that cannot be learnt from."""
-    losses = (("sampling", "rejected"), ("scoring", "no_baseline"), ("training", "unusable_pairs"))
+    or that the baseline did not answer, or whose answers have no quality, pairs that cannot be
+    learnt from."""
+    losses = (
+        ("sampling", "rejected"), ("scoring", "no_baseline"), ("scoring", "unrated"),
+        ("training", "unusable_pairs"),
+    )  # fmt: skip
     return any(result.get(stage, {}).get(name) for stage, name in losses)
 
 
@@ -137,10 +142,15 @@ def _scored(
     if settings is not None:
         settings = replace(settings, replies=beside(path, "replies.jsonl"))
     inputs = parts.Inputs.of(
-        answers, plan.baseline, book, references=plan.references, model=plan.start_of(number)
+        answers,
+        plan.baseline,
+        book,
+        references=plan.held_against.read(),
+        model=plan.start_of(number),
     )
     scoring, code = parts.run_scoring(inputs, settings, path, quiet=plan.quiet)
     result["scoring"] = scoring.to_json()
+    train_judge.say_unrated(scoring)
     if code or scoring.unjudged:
         raise Stopped(code or SOME_FAILED, "scoring")
     return scoring.rows

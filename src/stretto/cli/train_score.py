@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stretto.cli import data_options, eval_parts, options
+from stretto.cli import data_options, eval_parts, options, train_judge
 from stretto.errors import INTERRUPTED, SOME_FAILED
 from stretto.files import beside
 from stretto.models.embedded import EMBEDDED_MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from stretto.data.rows import Answer, PromptBook
     from stretto.eval.judges import Judge, JudgeSettings
@@ -23,18 +23,10 @@ if TYPE_CHECKING:
     from stretto.train.pairs import Pair
     from stretto.train.scoring import Opponent, Scoring
 
-NO_JUDGE = "none"
-
 Answers = Annotated[
     list[Path], typer.Option(metavar="FILE", help="Answers of data sample; repeatable.")
 ]
 Baseline = Annotated[Path, typer.Option(metavar="FILE", help="Answers of the sequential baseline.")]
-JudgeName = Annotated[
-    str, typer.Option("--judge", metavar="KIND[:MODEL]", help="likelihood, llm, exact or none.")
-]
-References = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="JSONL: reference answers, for judge llm.")
-]
 Lambda = Annotated[str, typer.Option("--lambda", metavar="X", help="Weight of quality: 0 to inf.")]
 Variant = Annotated[
     str, typer.Option(metavar="NAME", help="speedup, parallelism, harmonic, arithmetic or matched.")
@@ -51,9 +43,10 @@ def score(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Scored answers, JSONL.")],
     prompts: eval_parts.Prompts = None,
     prompt_field: data_options.PromptField = None,
-    references: References = None,
+    references: train_judge.References = None,
+    reference_field: eval_parts.JudgeReferenceField = None,
     model: options.Model = EMBEDDED_MODEL,
-    judge: JudgeName = "likelihood",
+    judge: train_judge.JudgeName = "likelihood",
     judge_url: eval_parts.JudgeUrl = None,
     api_key_env: eval_parts.ApiKeyEnv = "OPENAI_API_KEY",
     expected: eval_parts.Expected = None,
@@ -74,8 +67,10 @@ def score(
     from stretto.data.rows import PromptBook
 
     data_options.check(concurrency=concurrency, threads=threads)
-    settings = judge_settings(
+    settings, held_against = train_judge.judge_settings(
         judge,
+        references,
+        reference_field,
         url=judge_url,
         api_key_env=api_key_env,
         expected=expected,
@@ -88,11 +83,14 @@ def score(
         device=device,
     )
     book = PromptBook.read(prompts or [], prompt_field=prompt_field)
-    inputs = Inputs.of(read_answers(answers), baseline, book, references=references, model=model)
+    inputs = Inputs.of(
+        read_answers(answers), baseline, book, references=held_against.read(), model=model
+    )
     set_threads(threads)
     scoring, stopped = run_scoring(inputs, settings, out, quiet=quiet)
     data_options.show(scoring.to_json() | {"file": str(out)}, as_json)
-    left = scoring.unjudged or scoring.no_baseline
+    train_judge.say_unrated(scoring)
+    left = scoring.unjudged or scoring.no_baseline or scoring.unrated
     raise typer.Exit(stopped or (SOME_FAILED if left else 0))
 
 
@@ -133,13 +131,13 @@ class Inputs:
         baseline: Path,
         book: PromptBook,
         *,
-        references: Path | None,
+        references: Mapping[str, str],
         model: str,
     ) -> Inputs:
         from stretto.data.rows import Answer, read_rows
         from stretto.train.scoring import opponents_of
 
-        opponents = opponents_of(read_rows(baseline, Answer), _references(references))
+        opponents = opponents_of(read_rows(baseline, Answer), references)
         return cls(answers, opponents, book.prompt_of, card_of(model).control)
 
 
@@ -157,13 +155,6 @@ def read_answers(paths: Sequence[Path]) -> list[Answer]:
     return list(rows.values())
 
 
-def _references(path: Path | None) -> dict[str, str]:
-    from stretto.data.rows import read_sources
-
-    sources = [] if path is None else read_sources([path])
-    return {s.prompt_id: s.response for s in sources if s.response is not None}
-
-
 def folder_of(model: str) -> Path:
     """The folder of a model, an adapter's own."""
     from stretto.models import resolve
@@ -177,11 +168,6 @@ def card_of(model: str) -> ModelCard:
     from stretto.tokens.card import ModelCard
 
     return ModelCard.load(folder_of(model))
-
-
-def judge_settings(judge: str, **settings: Any) -> JudgeSettings | None:
-    """Of `KIND[:MODEL]`; None for none."""
-    return None if judge == NO_JUDGE else eval_parts.judge_settings(judge, **settings)
 
 
 def set_threads(threads: int | None) -> None:

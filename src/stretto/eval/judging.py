@@ -84,8 +84,9 @@ def task_judge(run: Run, paths: Sequence[Path]) -> Judge:
     )
 
 
-def num_unjudged(verdicts: Sequence[VerdictRow]) -> int:
-    return sum(verdict.preference is None for verdict in verdicts)
+def unjudged(verdicts: Sequence[VerdictRow]) -> list[str]:
+    """The prompts without a verdict."""
+    return [verdict.prompt_id for verdict in verdicts if verdict.preference is None]
 
 
 def _pair(row: EvalRow) -> tuple[str, str]:

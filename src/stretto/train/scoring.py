@@ -62,6 +62,14 @@ class Scoring:
     unjudged: list[str] = field(default_factory=list)
     no_baseline: list[str] = field(default_factory=list)
 
+    @property
+    def unrated(self) -> list[str]:
+        """Prompts none of whose answers has a quality from the judge that measured them, such as
+        those without a reference."""
+        judged = [row for row in self.rows if row.judge is not None]
+        rated = {row.prompt_id for row in judged if row.quality is not None}
+        return sorted({row.prompt_id for row in judged} - rated)
+
     def to_json(self) -> dict[str, Any]:
         rows, flaws = self.rows, [flaw for row in self.rows for flaw in row.flaws]
         return {
@@ -71,6 +79,7 @@ class Scoring:
             "unjudged": len(self.unjudged),
             "no_baseline": len(self.no_baseline),
             "no_quality": sum(row.judge is not None and row.quality is None for row in rows),
+            "unrated": len(self.unrated),
             "flaws": {flaw: flaws.count(flaw) for flaw in sorted(set(flaws))},
             "with_branches": sum(row.branches > 0 for row in rows),
             "branches": sum(row.branches for row in rows),
