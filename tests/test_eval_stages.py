@@ -19,15 +19,18 @@ PASTA = Path(__file__).resolve().parents[1] / "benchmarks" / "pasta"
 @pytest.fixture
 def pasta(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The modules `stages` and `reproduce` of the experiment."""
-    loaded = {}
-    for name in ("stages", "reproduce"):
-        spec = importlib.util.spec_from_file_location(name, PASTA / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        loaded[name] = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, loaded[name])
-        spec.loader.exec_module(loaded[name])
-    return loaded
+    return {name: loaded(name, monkeypatch) for name in ("stages", "reproduce")}
+
+
+def loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of the experiment, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, PASTA / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 def options_of(command: tuple[str, ...]) -> dict[str, Any]:
@@ -54,13 +57,67 @@ def test_evaluation_stages_measure_what_the_report_compares(
     assert all(o == runs[0] for o in runs)  # one run, gone on with
     arms = [f"eval/{arm.partition('=')[0]}" for arm in runs[0]["arm"]]
     shown = [o for o in options if "folders" in o]
-    (judged,) = ([str(path) for path in o["folders"]] for o in shown if "judge_url" in o)
-    compared = [[str(path) for path in o["folders"]] for o in shown if "judge_url" not in o]
+    judged = {o["judge"]: [str(path) for path in o["folders"]] for o in shown if "judge_url" in o}
+    assert judged == {"reference": arms, "likelihood": arms}
+    compared = [o for o in shown if "judge_url" not in o]
+    assert [o["judge"] for o in compared] == ["likelihood", "reference", "likelihood", None]
+    folders = [[str(path) for path in o["folders"]] for o in compared]
     untimed = [str(o["out"]) for o in options if o.get("pairs") == 0]
-    assert judged == compared[0] == compared[1] == arms
-    assert compared[2] == untimed
+    assert folders == [arms, arms, arms, untimed]
     made = {s.folder for s in stages}
     assert {"eval", "report", *untimed} == made
+
+
+@pytest.mark.parametrize("name", ["validation", "scores"])
+def test_untimed_stages_are_judged_by_two_and_keep_both(name: str, pasta: dict[str, Any]) -> None:
+    (stage,) = (s for s in pasta["stages"].stages_of(pasta["stages"].NORMAL) if s.name == name)
+    run, find, *others = stage.commands
+    references = find[find.index("--out") + 1]
+    judges = [o for o in map(options_of, others) if "judge_url" in o]
+    assert [(o["judge"], list(o["references"])) for o in judges] == [
+        ("reference", [Path(references)]), ("likelihood", []),
+    ]  # fmt: skip
+    prompts = options_of(run)["prompts"]
+    assert [Path(find[find.index("--prompts") + 1])] == list(prompts) == list(judges[0]["prompts"])
+    arms = [arm.partition("=")[0] for arm in options_of(run)["arm"]]
+    assert {f"{arm}/verdicts.{o['judge']}.jsonl" for arm in arms for o in judges} <= {*stage.keeps}
+    outs = {str(o["out"]) for o in map(options_of, others) if "judge_url" not in o}
+    assert outs == {f"{name}/{kept}" for kept in stage.keeps if kept.startswith("compared")}
+
+
+def test_references_are_answers_to_the_prompts_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"instruction": "asked", "response": "one"}, {"instruction": "other", "response": "no"},
+        {"instruction": "asked", "response": "two"}, {"instruction": "empty", "response": " "},
+    ]  # fmt: skip
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("asked", "empty")))
+    told = ["references", "--data", str(tmp_path / "data"), "--prompts", str(prompts)]
+    monkeypatch.setattr(sys, "argv", [*told, "--out", str(out)])
+    assert loaded("references", monkeypatch).main() == 0
+    assert "2 references, to 1 of 2 prompts" in capsys.readouterr().err
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [
+        {"prompt": "asked", "reference": text} for text in ("one", "two")
+    ]
+
+
+def test_a_second_judge_has_a_column_where_it_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = {"run": "pasta", "win_rate": 50.0, "win_rate_low": 40.0, "win_rate_high": 60.0}
+    run |= dict.fromkeys(("well_formed", "two_at_once", "cut", "redundant"))
+    for folder, rate in (("compared", 50.0), ("compared-reference", 51.5)):
+        path = tmp_path / "scores" / folder / "compare.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"runs": [run | {"win_rate": rate}]}))
+    render = loaded("render", monkeypatch)
+    lines = "\n".join(render.section("scores", tmp_path)).splitlines()
+    assert "| run | win | win by references |" in lines
+    assert "| pasta | 50.0 (40.0–60.0) | 51.5 (40.0–60.0) |" in lines
 
 
 def test_stages_of_one_folder_go_on_with_what_was_kept(

@@ -66,6 +66,17 @@ SECTIONS = {
     "instruct": (INSTRUCT, "report/instruct"),
     "multipart": (MULTIPART, "report/multipart"),
 }
+QUALITIES = ("accuracy", "win_rate", "lc_win_rate", "second_win_rate")
+NAMES = {
+    "win_rate": "win",
+    "lc_win_rate": "length-controlled win",
+    "second_win_rate": "win by references",
+    "cut": "cut short",
+}
+REFERENCE = (
+    "`win by references` is of a second judge, which has no model: it prefers the answer that is "
+    "nearer, by chrF++, to one of other models' answers to the prompt, and asks for no length.\n"
+)
 SHARES = ("well_formed", "two_at_once", "cut", "redundant")
 
 
@@ -81,19 +92,30 @@ def section(name: str, results: Path) -> Iterator[str]:
     if not path.is_file():
         yield "Not measured yet.\n"
         return
-    found = json.loads(path.read_bytes())
-    yield table(found["runs"]) + "\n"
+    runs = json.loads(path.read_bytes())["runs"]
+    second = path.parent.with_name(path.parent.name + "-reference") / path.name
+    if second.is_file():
+        add_second(runs, json.loads(second.read_bytes())["runs"])
+    yield table(runs) + "\n"
+    yield from [REFERENCE] if second.is_file() else ()
     yield from pictures(results / "report" / "plots") if name == "instruct" else ()
     yield made_by(results, folder.partition("/")[0], name) + "\n"
 
 
+def add_second(runs: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    """Adds the win rates of the same runs by the second judge."""
+    rates = {run["run"]: run for run in others}
+    for run in runs:
+        for part in ("", "_low", "_high"):
+            run[f"second_win_rate{part}"] = rates[run["run"]][f"win_rate{part}"]
+
+
 def table(runs: list[dict[str, Any]]) -> str:
     figures = [name for name in ("realized", "theoretical", "parallelism") if has(runs, name)]
-    qualities = [name for name in ("accuracy", "win_rate", "lc_win_rate") if has(runs, name)]
+    qualities = [name for name in QUALITIES if has(runs, name)]
     shares = [name for name in SHARES if has(runs, name)]
-    names = {"win_rate": "win", "lc_win_rate": "length-controlled win", "cut": "cut short"}
     columns = [*qualities, *figures]
-    head = ["run", *(names.get(c, c).replace("_", " ") for c in [*columns, *shares])]
+    head = ["run", *(NAMES.get(c, c).replace("_", " ") for c in [*columns, *shares])]
     if "realized" in figures:
         head.insert(1 + len(columns), "realized / theoretical")
     lines = [head, ["---"] * len(head)]

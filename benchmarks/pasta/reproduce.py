@@ -2,10 +2,11 @@
 
     python benchmarks/pasta/reproduce.py --data DATA --work build/pasta
 
-`DATA` holds `instruct/*.jsonl` and `eval/alpaca_eval_400.jsonl`; its text is written to the work
-folder only. A stage runs the commands that `--list` prints, each of which goes on where it was
-killed. What a stage made is kept in the results folder, so a stage that is there already is not
-run again: delete its folder to run it anew, and of stages that share one (`eval`) that one too.
+`DATA` holds `instruct/*.jsonl`, `eval/vicuna_80_prompts.jsonl`, `eval/alpaca_eval_400.jsonl` and
+another model's answers to the same prompts; its text is written to the work folder only. A stage
+runs the commands that `--list` prints, each of which goes on where it was killed. What a stage made
+is kept in the results folder, so a stage that is there already is not run again: delete its folder
+to run it anew, and of stages that share one (`eval`) that one too.
 `--quick` runs everything in miniature, in folders of its own; `--full` adds the rest of the grid.
 """
 
@@ -15,7 +16,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from stages import FULL, NORMAL, QUICK, stages_of
+from stages import FULL, NORMAL, QUICK, REFERENCES, VICUNA, stages_of
 
 from stretto.bench.stages import Folders, work_through
 from stretto.errors import UnknownName
@@ -47,7 +48,8 @@ def main() -> int:
     arguments = parser.parse_args()
     sizes = QUICK if arguments.quick else FULL if arguments.full else NORMAL
     data = arguments.data.expanduser().resolve()
-    wanted = [data / "instruct", data / "eval" / "alpaca_eval_400.jsonl"]
+    names = ("data/instruct", VICUNA, *REFERENCES)
+    wanted = [data / Path(name).relative_to("data") for name in names]
     if missing := [str(p) for p in wanted if not p.exists()]:
         print(f"no {' and no '.join(missing)}; name the folder that holds them with --data")
         return 2

@@ -250,7 +250,7 @@ def _scores(sizes: Sizes) -> list[Stage]:
 
 def _untimed(name: str, arms: dict[str, str], sizes: Sizes) -> Stage:
     """Arms on the prompts of Vicuna, judged and compared. Many prompts share each pass."""
-    prompts = ("--prompts", "data/eval/vicuna_80_prompts.jsonl")
+    prompts = ("--prompts", VICUNA)
     run = (
         "stretto", "eval", "run", "--task", "instruct", *prompts, "--no-prompts", "--pairs", "0",
         "--limit", str(min(80, sizes.eval_prompts)), "--max-tokens", str(sizes.max_tokens),
@@ -259,18 +259,43 @@ def _untimed(name: str, arms: dict[str, str], sizes: Sizes) -> Stage:
         "--out", name,
     )  # fmt: skip
     folders = tuple(f"{name}/{arm}" for arm in arms)
-    judge = ("stretto", "eval", "judge", *folders, *prompts, "--judge", "likelihood")
-    compare = (
-        "stretto", "eval", "compare", *folders,
-        "--out", f"{name}/compared",
+    references = f"{name}/references.jsonl"
+    find = (
+        "python", "references.py", "--data", "data/instruct", *prompts, "--out", references,
     )  # fmt: skip
-    kept = (*_of_each(arms, *EVAL_FILES), *_of_each(arms, *JUDGED_FILES), "compared")
-    return Stage(name, _minutes(sizes, 2 * len(arms)), (run, judge, compare), kept)
+    commands = (
+        run, find, *_judge(folders, prompts, references),
+        *_compare(folders, f"{name}/compared"),
+    )  # fmt: skip
+    kept = (*_of_each(arms, *EVAL_FILES), *_of_each(arms, *JUDGED_FILES), *COMPARED)
+    return Stage(name, _minutes(sizes, 2 * len(arms)), commands, kept)
+
+
+def _judge(folders: Command, prompts: Command, *references: str) -> tuple[Command, ...]:
+    """By two judges with nothing in common; the summaries that stay are of the last."""
+    judge = ("stretto", "eval", "judge", *folders, *prompts, "--judge")
+    files = tuple(part for file in references for part in ("--references", file))
+    return (*judge, "reference", *files), (*judge, "likelihood")
+
+
+def _compare(folders: Command, out: str) -> tuple[Command, ...]:
+    """By each judge."""
+    compare = ("stretto", "eval", "compare", *folders, "--judge")
+    return (
+        (*compare, "likelihood", "--out", out),
+        (*compare, "reference", "--out", f"{out}-reference"),
+    )
 
 
 EVAL_FILES = ("config.json", "environment.json", "rows.jsonl")
-JUDGED_FILES = ("verdicts.likelihood.jsonl", "summary.json", "prompts.csv", "means.csv")
+JUDGED_FILES = (
+    "verdicts.likelihood.jsonl", "verdicts.reference.jsonl", "summary.json", "prompts.csv",
+    "means.csv",
+)  # fmt: skip
+VICUNA = "data/eval/vicuna_80_prompts.jsonl"
+COMPARED = ("compared", "compared-reference")
 TEST = ("--prompts", "data/eval/alpaca_eval_400.jsonl")
+REFERENCES = (TEST[1], "data/eval/alpaca_eval_400_gpt4_1106_preview.jsonl")
 PROMPTS_A_STAGE = 34
 DECODE_S = 5
 """About what a timed decode takes."""
@@ -288,7 +313,7 @@ def _evaluation(sizes: Sizes) -> list[Stage]:
         "--out", "eval",
     )  # fmt: skip
     folders = tuple(f"eval/{name}" for name in arms)
-    judge = ("stretto", "eval", "judge", *folders, *TEST, "--judge", "likelihood")
+    judge = _judge(folders, TEST, *REFERENCES)
     rows, verdicts = _of_each(arms, *EVAL_FILES), _of_each(arms, *JUDGED_FILES)
     stages, done = [], 0
     while done < sizes.eval_prompts:
@@ -297,7 +322,7 @@ def _evaluation(sizes: Sizes) -> list[Stage]:
         command = (*run, "--until", str(until))
         stages.append(Stage(f"eval-to-{until}", max(1, minutes), (command,), rows, "eval"))
         done = until
-    stages.append(Stage("eval-judge", _minutes(sizes, 2 * len(arms)), (judge,), verdicts, "eval"))
+    stages.append(Stage("eval-judge", _minutes(sizes, 2 * len(arms)), judge, verdicts, "eval"))
     return stages
 
 
@@ -330,11 +355,11 @@ def _report(sizes: Sizes) -> Stage:
     runs = tuple(f"eval/{name}" for name in evaluated(sizes))
     parts = tuple(f"eval-multipart-{name}" for name in MULTIPART)
     commands = (
-        ("stretto", "eval", "compare", *runs, "--out", "report/instruct"),
-        ("stretto", "eval", "plot", *runs, "--out", "report/plots"),
+        *_compare(runs, "report/instruct"),
+        ("stretto", "eval", "plot", *runs, "--judge", "likelihood", "--out", "report/plots"),
         ("stretto", "eval", "compare", *parts, "--out", "report/multipart"),
     )
-    return Stage("report", 1, commands, ("instruct", "plots", "multipart"))
+    return Stage("report", 1, commands, ("instruct", "instruct-reference", "plots", "multipart"))
 
 
 def _minutes(sizes: Sizes, minutes: int) -> int:
