@@ -66,12 +66,14 @@ SECTIONS = {
     "instruct": (INSTRUCT, "report/instruct"),
     "multipart": (MULTIPART, "report/multipart"),
 }
+SPEEDS = ("realized", "theoretical", "theoretical_ended", "parallelism")
 QUALITIES = ("accuracy", "win_rate", "lc_win_rate", "second_win_rate")
 NAMES = {
     "win_rate": "win",
     "lc_win_rate": "length-controlled win",
     "second_win_rate": "win by references",
     "cut": "cut short",
+    "theoretical_ended": "theoretical where both ended",
 }
 REFERENCE = (
     "`win by references` is of a second judge, which has no model: it prefers the answer that is "
@@ -111,7 +113,7 @@ def add_second(runs: list[dict[str, Any]], others: list[dict[str, Any]]) -> None
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    figures = [name for name in ("realized", "theoretical", "parallelism") if has(runs, name)]
+    figures = [name for name in SPEEDS if has(runs, name)]
     qualities = [name for name in QUALITIES if has(runs, name)]
     shares = [name for name in SHARES if has(runs, name)]
     columns = [*qualities, *figures]

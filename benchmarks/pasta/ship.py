@@ -90,7 +90,7 @@ def card(run: dict[str, Any], model: Path) -> str:
         rows=summary["train"]["examples"],
         epochs=NORMAL.epochs,
         preference=preference,
-        max_tokens=NORMAL.max_tokens,
+        max_tokens=NORMAL.eval_tokens,
         measured=measured,
     )
 

@@ -28,12 +28,15 @@ class Sizes:
     eval_prompts: int
     multipart: int
     max_tokens: int = 320
+    eval_tokens: int = 640
     minutes: float = 1.0
 
 
-NORMAL = Sizes(2000, 975, 2, 8, 160, 1, ("0.25", "1", "4", "inf"), 2, 100, 500)
-FULL = Sizes(2900, 2000, 2, 10, 600, 1, ("0", "1", "2", "4", "8", "inf"), 3, 400, 1500, minutes=4)
-QUICK = Sizes(40, 30, 1, 2, 6, 1, ("4",), 1, 3, 8, max_tokens=224, minutes=0.01)
+NORMAL = Sizes(2000, 975, 2, 8, 160, 1, ("0", "0.25", "1", "4", "inf"), 2, 100, 500)
+FULL = Sizes(
+    2900, 2000, 2, 10, 600, 1, ("0", "0.25", "1", "2", "4", "8", "inf"), 3, 400, 1500, minutes=4
+)
+QUICK = Sizes(40, 30, 1, 2, 6, 1, ("4",), 1, 3, 8, max_tokens=224, eval_tokens=224, minutes=0.01)
 
 
 def stages_of(sizes: Sizes) -> list[Stage]:
@@ -180,7 +183,7 @@ def _prefer(
         "--answers", f"{samples}/answers.jsonl", "--scored", f"{samples}/scored.jsonl",
         "--baseline", "baseline-answers/answers.jsonl",
         "--judge", "likelihood:sft-baseline/model",
-        "--variant", variant, "--lambda", weight,
+        "--variant", variant, "--lambda", weight, "--length-ratio", "1.25", "--lr", "1e-4",
         "--epochs", str(sizes.prefer_epochs), "--out", name,
     )  # fmt: skip
     kept = ("round-1/model", "round-1/pairs.jsonl", "round-1/training/metrics.jsonl")
@@ -231,13 +234,13 @@ def _validation(sizes: Sizes) -> Stage:
 
 
 VARIANTS = ("speedup", "parallelism")
-"""Scores of speed that are held against `matched`, at a weight at which quality counts as much."""
+"""Scores of speed that are held against `matched`, at a weight at which neither part leads."""
 
 
 def _scores(sizes: Sizes) -> list[Stage]:
     """What a model learns of another score of speed, the same candidates and judge given."""
     stages, arms = [], {"pasta-sft": "sft-pasta/model"}
-    weight = "1" if "1" in sizes.lambdas else sizes.lambdas[0]
+    weight = "0.25" if "0.25" in sizes.lambdas else sizes.lambdas[0]
     arms[f"pasta-bon-{weight}"] = f"bon-{weight}/round-1/model"
     for variant in VARIANTS:
         name = f"bon-{weight}-{variant}"
@@ -253,7 +256,7 @@ def _untimed(name: str, arms: dict[str, str], sizes: Sizes) -> Stage:
     prompts = ("--prompts", VICUNA)
     run = (
         "stretto", "eval", "run", "--task", "instruct", *prompts, "--no-prompts", "--pairs", "0",
-        "--limit", str(min(80, sizes.eval_prompts)), "--max-tokens", str(sizes.max_tokens),
+        "--limit", str(min(80, sizes.eval_prompts)), "--max-tokens", str(sizes.eval_tokens),
         "--baseline", "sft-baseline/model",
         *(part for arm, model in arms.items() for part in ("--arm", f"{arm}={model}")),
         "--out", name,
@@ -307,7 +310,7 @@ def _evaluation(sizes: Sizes) -> list[Stage]:
     arms = evaluated(sizes)
     run = (
         "stretto", "eval", "run", "--task", "instruct", *TEST, "--no-prompts",
-        "--limit", str(sizes.eval_prompts), "--max-tokens", str(sizes.max_tokens),
+        "--limit", str(sizes.eval_prompts), "--max-tokens", str(sizes.eval_tokens),
         "--baseline", "sft-baseline/model",
         *(part for name, model in arms.items() for part in ("--arm", f"{name}={model}")),
         "--out", "eval",

@@ -11,7 +11,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-RATIOS = ("realized", "end_to_end", "theoretical", "efficiency", "parallelism")
+RATIOS = (
+    "realized", "end_to_end", "theoretical", "efficiency", "parallelism", "realized_ended",
+    "theoretical_ended",
+)  # fmt: skip
 
 
 def by_prompt(

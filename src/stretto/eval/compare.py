@@ -27,6 +27,7 @@ from stretto.eval.summary import (
 from stretto.files import write_atomically
 
 COMPARED_RATIOS = ("realized", "theoretical", "parallelism")
+ALL_RATIOS = (*COMPARED_RATIOS, "realized_ended", "theoretical_ended")
 SHOWN = ("threads", "two_at_once", "well_formed", "redundant", "redundant_threads")
 """What threads did, in the table for people."""
 SHOWN_LIVE = ("live_generated", "live_share")
@@ -128,10 +129,10 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     out by `None`."""
     shown: dict[str, Any] = {"run": row["run"], "prompts": row["prompts"]}
     shown["failures"] = row["failures"]
-    for name in (*QUALITIES, *COMPARED_RATIOS, *SHOWN_LIVE):
+    for name in (*QUALITIES, *ALL_RATIOS, *SHOWN_LIVE):
         shown[name] = None
         if row[name] is not None:
-            digits = 2 if name in (*COMPARED_RATIOS, "live_share") else 1
+            digits = 2 if name in (*ALL_RATIOS, "live_share") else 1
             low, high = row[f"{name}_low"], row[f"{name}_high"]
             shown[name] = f"{row[name]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
     return shown | {name: row[name] for name in SHOWN}
@@ -160,7 +161,7 @@ def _row(
     }
     for name, estimate in qualities(run, table, difficulty).items():
         row |= _named(name, estimate)
-    for name in COMPARED_RATIOS:
+    for name in ALL_RATIOS:
         mean = means[name]
         row |= _named(name, Estimate(mean["geometric_mean"], mean["low"], mean["high"]))
         row |= {f"{name}_arithmetic": mean["arithmetic_mean"], f"{name}_left_out": mean["left_out"]}

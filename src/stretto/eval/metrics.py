@@ -32,6 +32,10 @@ DEFINITIONS = {
     "theoretical": "tokens drawn in the baseline's answer / our sequential_steps",
     "efficiency": "realized / theoretical",
     "parallelism": "our completion_tokens / our sequential_steps",
+    "realized_ended": "realized, of the prompts on which both sides ended by themselves: a "
+    "baseline that repeats itself until it is cut makes a speed-up too high, one that is cut early "
+    "too low",
+    "theoretical_ended": "theoretical, of the same prompts",
     "geometric_mean": "of a ratio over prompts; 95% interval by the percentile bootstrap over "
     "prompts",
     "arithmetic_mean": "of the same ratios, for comparison alone",
@@ -54,7 +58,8 @@ DEFINITIONS = {
     "two_at_once": "share of all prompts in whose answer at least two threads drew a token in one "
     "step",
     "cut": "share of all prompts whose answer ended for want of tokens or room",
-    "baseline_cut": "the same of the baseline's answer, which makes both speed-ups too low",
+    "baseline_cut": "the same of the baseline's answer, which makes speed-ups false; see "
+    "realized_ended",
     "failed": "share of all prompts that ended in an error on our side",
     "redundant": "forked threads of which at least half of the distinct runs of three tokens also "
     "stand in one earlier thread of the answer, or that are empty; of all forked threads",
@@ -76,6 +81,7 @@ def figures_of(
     ours, baseline = row.ours, row.baseline
     realized = _over_time(baseline, ours, "decode_s")
     theoretical = _over(_count(baseline, "drawn_tokens"), _count(ours, "sequential_steps"))
+    both_ended = all(a is not None and a.finish_reason == "stop" for a in (ours, baseline))
     preference = None if verdicts is None else verdicts.get(row.prompt_id)
     if verdicts is not None and ours is None and baseline is not None:
         preference = 0.0
@@ -90,6 +96,8 @@ def figures_of(
         "theoretical": theoretical,
         "efficiency": _over(realized, theoretical),
         "parallelism": _over(_count(ours, "completion_tokens"), _count(ours, "sequential_steps")),
+        "realized_ended": realized if both_ended else None,
+        "theoretical_ended": theoretical if both_ended else None,
         "score": _score(row, "ours", has_scores),
         "baseline_score": _score(row, "baseline", has_scores),
         "vote": ours.vote if ours else None,
