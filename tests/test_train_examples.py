@@ -17,10 +17,11 @@ from stretto.runtime.events import Token
 from stretto.tokens import ModelCard
 from stretto.trace import is_drawn
 from stretto.train.batches import Batch, model_masks
-from stretto.train.examples import IGNORE, Example, ExampleMaker, TooLong, Unusable
+from stretto.train.examples import IGNORE, Example, ExampleMaker
 from stretto.train.legal import UNMASKED
 from stretto.train.logprobs import sequence_logprobs, token_logprobs
 from stretto.train.targets import CLASSES
+from stretto.train.unusable import TooLong, Unusable
 
 WORDS = ["Paris", "is", "the", "capital", "of", "France", "and", "more"]
 TEXT = (

@@ -44,6 +44,15 @@ Registers = Annotated[int | None, _option("Model", "How many; of tip.", "--regis
 Grace = Annotated[
     bool | None, _option("Model", "Whether one sees the step it kills.", "--grace/--strict")
 ]
+Slack = Annotated[
+    float | None, _option("Data", "How often a span is promised a unit more.", metavar="X")
+]
+Window = Annotated[int | None, _option("Data", "Learn responses in spans, unplanned.", metavar="N")]
+Block = Annotated[int | None, _option("Data", "Tokens of a span of a window.", metavar="N")]
+Variant = Annotated[str | None, _option("Model", "sparse or dense; of planned.")]
+Convention = Annotated[str | None, _option("Model", "shifted or aligned; of planned.")]
+PlanWeight = Annotated[float | None, _option("Steps", "Of the loss of plans.", metavar="X")]
+SpanWeight = Annotated[float | None, _option("Steps", "Of the loss of spans.", metavar="X")]
 Model = Annotated[str | None, _option("Model", "A name, folder, .gguf file or hub org/model.")]
 DialectName = Annotated[str | None, _option("Model", "pasta or another.", "--dialect")]
 AsLora = Annotated[bool, _option("Model", "Train a LoRA.", "--lora")]
@@ -107,6 +116,13 @@ def sft(
     fixed_length: FixedLength = None,
     registers: Registers = None,
     grace: Grace = None,
+    variant: Variant = None,
+    convention: Convention = None,
+    slack: Slack = None,
+    window: Window = None,
+    block: Block = None,
+    plan_weight: PlanWeight = None,
+    span_weight: SpanWeight = None,
     dtype: Dtype = None,
     device: Device = None,
     seed: Seed = None,

@@ -18,6 +18,14 @@ from stretto.params import MAX_SEED
 
 Config = TypeVar("Config", bound=BaseModel)
 
+BLOCK_SETTINGS = (
+    "variant", "convention", "plan_weight", "span_weight", "slack", "window", "block",
+)  # fmt: skip
+"""Settings of a dialect that writes spans as blocks."""
+
+DEFAULT_SLACK = 0.1
+"""How often a promise is a unit longer than written, while training."""
+
 
 class SftConfig(BaseModel):
     """All settings of `stretto train sft`. Unknown ones are refused.
@@ -41,6 +49,14 @@ class SftConfig(BaseModel):
     fixed_length: int = Field(default=50, ge=1, le=2048)
     registers: int | None = Field(default=None, ge=1, le=MAX_REGISTERS)
     grace: bool | None = None
+
+    variant: Literal["sparse", "dense"] | None = None
+    convention: Literal["shifted", "aligned"] | None = None
+    plan_weight: float | None = Field(default=None, ge=0, lt=math.inf)
+    span_weight: float | None = Field(default=None, ge=0, lt=math.inf)
+    slack: float | None = Field(default=None, ge=0, le=0.9)
+    window: int | None = Field(default=None, ge=1)
+    block: int | None = Field(default=None, ge=1)
 
     how: Literal["lora", "full"] = "lora"
     rank: int = Field(default=4, ge=1)
@@ -76,13 +92,34 @@ class SftConfig(BaseModel):
         if self.baseline and self.lengths is not None:
             raise ValueError("a baseline promises nothing, so it has no lengths")
         parts = self.dialect.split("+")
-        if self.lengths is not None and "pasta" not in parts:
-            raise ValueError(f"dialect {self.dialect} promises nothing, so it has no lengths")
+        self._check_lengths(parts)
+        self._check_blocks(parts)
         asked = self.registers is not None or self.grace is not None
         if asked and (self.baseline or "tip" not in parts):
             what = "a baseline" if self.baseline else f"dialect {self.dialect}"
             raise ValueError(f"{what} has no registers, so neither registers nor grace is its own")
         return self
+
+    def _check_lengths(self, parts: list[str]) -> None:
+        if self.lengths is None or "pasta" in parts:
+            return
+        if "planned" not in parts:
+            raise ValueError(f"dialect {self.dialect} promises nothing, so it has no lengths")
+        if self.lengths != "tens":
+            raise ValueError(f"lengths {self.lengths} is of dialect pasta; planned has tens alone")
+
+    def _check_blocks(self, parts: list[str]) -> None:
+        asked = [name for name in BLOCK_SETTINGS if getattr(self, name) is not None]
+        if asked and (self.baseline or "planned" not in parts):
+            what = "a baseline" if self.baseline else f"dialect {self.dialect}"
+            raise ValueError(f"{what} writes no spans, so {asked[0]} is not its own")
+        if self.block is not None and self.window is None:
+            raise ValueError("block is the part of a window; give window too")
+        if self.window is None:
+            return
+        for name in ("lengths", "slack", "plan_weight"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"in a window nothing is promised or planned: leave {name} out")
 
     @classmethod
     def read(cls, file: Path | None, changes: Mapping[str, Any]) -> SftConfig:
@@ -103,10 +140,11 @@ class SftConfig(BaseModel):
     def resolved(self) -> dict[str, Any]:
         """All settings that a result depends on, for the run's folder.
 
-        Those of registers are left out where they are not set: runs that were begun before there
-        were any can go on.
+        Those of registers and spans are left out where they are not set: runs that were begun
+        before there were any can go on.
         """
-        unset = {name for name in ("registers", "grace") if getattr(self, name) is None}
+        names = ("registers", "grace", *BLOCK_SETTINGS)
+        unset = {name for name in names if getattr(self, name) is None}
         return self.model_dump(exclude={"out", "architecture", *unset})
 
 

@@ -19,14 +19,17 @@ from stretto.data.rows import Answer
 from stretto.dialects import Card, DialectSettings, get_dialect
 from stretto.dialects.base import Legal, Parsed, Session, Vocabulary
 from stretto.dialects.plain import PlainSession
-from stretto.errors import InvalidInput
+from stretto.errors import InvalidInput, Unsupported
+from stretto.methods.diffusion import Window
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN
 from stretto.tokens import ModelCard
 from stretto.trace import Origin, Segment, Trace, is_drawn, is_prompt, labels
+from stretto.train.blocks import Blocks, filled, plan_free_trace, written
 from stretto.train.legal import UNMASKED, LegalTable, Replay, replay_ids
 from stretto.train.prompted import Prompted, PromptIds
 from stretto.train.targets import CLASSES, Places, class_of_control, classes_of
+from stretto.train.unusable import SPAN_TOO_LONG, SpanTooLong, TooLong, Unusable, WindowTooSmall
 
 IGNORE: Final = -100
 """The target of a token that predicts nothing."""
@@ -48,7 +51,9 @@ class Example:
     number of the mask of that draw in the maker's `table`, or `UNMASKED`; `follows` the token that
     is predicted, by its place here, or -1 for an end of sequence and where there is no target.
     `num_illegal` targets were left out because the sampler could not have drawn them. `key` names
-    the row.
+    the row. `written` are the tokens of blocks, which a model writes in any order: they are targets
+    once they are hidden (`train.noise`), and `block_legal` is the number of their mask. `source`
+    is what the example was made of, if that is a text: the prompt's ids and the text.
     """
 
     key: str
@@ -63,33 +68,17 @@ class Example:
     follows: Int[Tensor, "tokens"]
     table: LegalTable
     num_illegal: int
+    written: Bool[Tensor, "tokens"]
+    block_legal: int = UNMASKED
     issues: tuple[str, ...] = ()
+    source: tuple[tuple[int, ...], str] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def num_targets(self) -> int:
-        return int((self.targets != IGNORE).sum())
-
-
-class Unusable(InvalidInput):
-    """A row that no example can be made of; `reason` in short."""
-
-    reason = "not-written-by-a-runtime"
-
-
-class TooLong(Unusable):
-    """A response whose positions do not fit the model; `num_positions` it would take."""
-
-    reason = "too-long"
-
-    def __init__(self, num_positions: int, limit: int) -> None:
-        super().__init__(
-            f"the response reaches position {num_positions - 1} and the model has {limit} "
-            "positions; leave it out"
-        )
-        self.num_positions = num_positions
+        return int((self.targets != IGNORE).sum() + self.written.sum())
 
 
 class ExampleMaker:
@@ -117,18 +106,43 @@ class ExampleMaker:
         self._settings = DialectSettings.of_card(card, max_positions)
         self._new_session = _session_maker(vocabulary, card, max_positions)
         self._kinds = class_of_control(vocabulary)
+        self._blocks = Blocks.of(vocabulary, card, max_positions)
 
     def from_annotated(
         self, prompt: Sequence[int], text: str, key: str = "", *, ended: bool = True
     ) -> Example:
         """An example from an annotated text; under dialect plain, from a text. One that is not
-        `ended` was cut short, so that nothing is learnt of its end. Raises `TooLong`."""
+        `ended` was cut short, so that nothing is learnt of its end. Raises `TooLong`, and
+        `Unusable` for a block that is longer than it was promised."""
         parsed = self.parse(prompt, text)
-        trace = parsed.trace
-        self._check_length(trace)
         issues = tuple(issue.code for issue in parsed.issues)
+        trace = parsed.trace
+        if self._blocks is not None:
+            if SPAN_TOO_LONG in issues:
+                raise SpanTooLong(
+                    f"row {key} has a block that is longer than promised; leave it "
+                    "out, or have its promises measured anew"
+                )
+            trace = filled(trace, self._blocks.filler)
+        self._check_length(trace)
         legal = self._legal_of(trace, list(prompt))
-        return self._example(trace, legal, key, ended=ended, issues=issues)
+        made = self._example(trace, legal, key, ended=ended, issues=issues)
+        return replace(made, source=(tuple(prompt), text))
+
+    def from_window(self, prompt: Sequence[int], text: str, key: str, window: Window) -> Example:
+        """An example from a text that is written in a window, without a plan: main predicts
+        nothing. Raises `TooLong`, and `Unusable` for a text that the window does not hold."""
+        if self._blocks is None:
+            raise Unsupported(f"dialect {self._card.dialect} writes no blocks, so it has no window")
+        ids = self._vocabulary.encode(text)
+        if len(ids) > window.window:
+            raise WindowTooSmall(f"row {key} has {len(ids)} tokens and the window {window.window}")
+        trace = plan_free_trace(
+            prompt, ids, self._vocabulary.control, self._blocks.settings, window
+        )
+        self._check_length(trace)
+        masks: list[Legal | None] = [None] * trace.num_tokens
+        return self._example(trace, (masks, {}), key, ended=False)
 
     def parse(self, prompt: Sequence[int], text: str) -> Parsed:
         """What an annotated text after a prompt of these ids means."""
@@ -224,9 +238,15 @@ class ExampleMaker:
             end = "end" if thread == MAIN else "close"
             classes[row] = CLASSES.index(end if following is None else kinds[following])
         flat = [s.id for s in trace.segments for _ in s.tokens]
+        tokens = torch.tensor([t for s in trace.segments for t in s.tokens])
+        in_blocks = written(trace)
+        if self._blocks is not None:
+            num_illegal += int(
+                (~torch.from_numpy(self._blocks.legal.mask)[tokens[in_blocks]]).sum()
+            )
         return Example(
             key=key,
-            ids=torch.tensor([t for s in trace.segments for t in s.tokens]),
+            ids=tokens,
             positions=torch.tensor([p for s in trace.segments for p in s.positions]),
             segment=torch.tensor(flat),
             sees=_sees(trace.segments),
@@ -237,6 +257,8 @@ class ExampleMaker:
             follows=torch.tensor(follows),
             table=self.table,
             num_illegal=num_illegal,
+            written=in_blocks,
+            block_legal=UNMASKED if self._blocks is None else self.table.add(self._blocks.legal),
             issues=issues,
         )
 

@@ -25,8 +25,9 @@ from stretto.data.sample import answer_of, sample_streams
 from stretto.data.store import Store
 from stretto.params import SamplingParams
 from stretto.runtime.events import ThreadEnd
-from stretto.train.examples import IGNORE, Example, Unusable
+from stretto.train.examples import IGNORE, Example
 from stretto.train.grpo_advantages import Figures
+from stretto.train.unusable import Unusable
 
 if TYPE_CHECKING:
     from stretto.completion import Completion

@@ -19,13 +19,14 @@ from torch import Tensor
 from stretto.errors import StrettoError
 from stretto.eval.tasks import Item
 from stretto.train.batches import Batch
-from stretto.train.examples import ExampleMaker, Unusable
+from stretto.train.examples import ExampleMaker
 from stretto.train.grpo import LossSettings, PolicyBatch, PolicyExample, policy_loss
 from stretto.train.grpo_advantages import Advantage, RewardSettings, advantages, kv_of, rewards_of
 from stretto.train.grpo_rollouts import Drawn, Roller, Rollout, old_logprobs
 from stretto.train.logprobs import token_logprobs
 from stretto.train.objective import Outcome
 from stretto.train.packing import Pack, pack
+from stretto.train.unusable import Unusable
 
 
 @dataclass(frozen=True)

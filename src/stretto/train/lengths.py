@@ -46,6 +46,10 @@ def _num_tokens(text: str, vocabulary: Vocabulary) -> int:
 
 
 def _promise(tag: Tag, num_tokens: int, unit: int) -> str:
+    return with_length(tag, min(MAX_PROMISED_TOKENS, round_up(max(1, num_tokens), unit)))
+
+
+def with_length(tag: Tag, length: int) -> str:
+    """A promise as text, with this number in it."""
     quote = "'" if '"' in tag.topic else '"'
-    length = min(MAX_PROMISED_TOKENS, round_up(max(1, num_tokens), unit))
     return f'<promise topic={quote}{tag.topic}{quote} tokens="{length}"/>'

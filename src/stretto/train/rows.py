@@ -20,7 +20,9 @@ from stretto.data.rows import (
     read_rows,
 )
 from stretto.errors import InvalidInput
-from stretto.train.examples import Example, ExampleMaker, Unusable
+from stretto.methods.diffusion import Window
+from stretto.train.examples import Example, ExampleMaker
+from stretto.train.unusable import Unusable
 
 TrainingRow = Annotated | Answer
 
@@ -65,14 +67,16 @@ def read_training_rows(paths: Sequence[Path]) -> list[TrainingRow]:
 class RowEncoder:
     """Turns rows into examples of one model.
 
-    `baseline`: responses as they are without annotations. `relabel` rewrites an annotated text
-    first; an answer has none. `max_tokens`: longer examples are left out.
+    `baseline`: responses as they are without annotations; `window`: so too, in blocks that are
+    written in any order. `relabel` rewrites an annotated text first; an answer has none.
+    `max_tokens`: longer examples are left out.
     """
 
     maker: ExampleMaker
     encode_prompt: Callable[[str], list[int]]
     book: PromptBook
     baseline: bool = False
+    window: Window | None = None
     relabel: Callable[[str], str] | None = None
     max_tokens: int | None = None
 
@@ -103,6 +107,9 @@ class RowEncoder:
         if prompt_id(text) != row.prompt_id:
             raise InvalidInput(f"row {row.key} has a prompt of another prompt_id; make it again")
         prompt = self.encode_prompt(text)
+        if self.window is not None:
+            answer = row.text if isinstance(row, Answer) else row.response
+            return self.maker.from_window(prompt, answer, row.key, self.window)
         if isinstance(row, Answer):
             if self.baseline:
                 ended = row.finish_reason == "stop"

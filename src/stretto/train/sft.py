@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,21 @@ from typing import Any
 from stretto.data.rows import PromptBook, Reject
 from stretto.data.settings import hold_to
 from stretto.data.store import line_of
+from stretto.dialects.planned_masks import MASK
 from stretto.errors import InvalidInput
 from stretto.files import write_atomically
+from stretto.methods.diffusion import Window
 from stretto.models.adapters import Base
-from stretto.train.config import SftConfig
+from stretto.train.config import DEFAULT_SLACK, SftConfig
+from stretto.train.examples import Example, ExampleMaker
 from stretto.train.lengths import LENGTHS, relabel
 from stretto.train.loop import Finished, Loop, LoopSettings, Report
 from stretto.train.lora import Lora
-from stretto.train.objective import Validation
-from stretto.train.packing import BatchSize, PackedSteps, pack
+from stretto.train.noise import most_tokens
+from stretto.train.objective import Objective, Validation
+from stretto.train.packing import BatchSize, PackedSteps, Steps, pack
+from stretto.train.planned import LossWeights, Planned
+from stretto.train.renewed import Renewed, Turns
 from stretto.train.rows import (
     Gathered,
     RowEncoder,
@@ -41,12 +47,13 @@ CONFIG, ENVIRONMENT, REJECTS, SUMMARY = (
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that is ready to start."""
+    """A run that is ready to start. `maker` made the examples."""
 
     trainee: Trainee
+    maker: ExampleMaker
     train: Gathered
     valid: Gathered
-    steps: PackedSteps
+    steps: Steps
     settings: LoopSettings
 
 
@@ -74,7 +81,7 @@ def train_sft(
         validation = _validation(prepared, config)
         loop = Loop(
             prepared.trainee.model,
-            Supervised(prepared.train.examples),
+            _objective(prepared, config, prepared.train.examples),
             prepared.steps,
             prepared.settings,
             out,
@@ -105,16 +112,19 @@ def prepare(config: SftConfig, trainee: Trainee | None = None) -> Prepared:
     tokens = config.batch_tokens
     if config.batch is None and tokens is None:
         tokens = DEFAULT_BATCH_TOKENS
-    steps = PackedSteps(
-        [len(e) for e in gathered.examples],
+    lengths = _lengths(trainee, gathered.examples)
+    packed = PackedSteps(
+        lengths,
         BatchSize(groups=config.batch, tokens=tokens),
         pack_tokens=config.pack_tokens,
         epochs=config.epochs,
         seed=config.seed,
         max_steps=config.max_steps,
     )
+    is_plain = trainee.card.variant is None
+    steps = packed if is_plain else Turns(packed, lengths, config.pack_tokens)
     settings = _loop_settings(config, trainee.base, gathered, held_out)
-    return Prepared(trainee, gathered, held_out, steps, settings)
+    return Prepared(trainee, encoder.maker, gathered, held_out, steps, settings)
 
 
 def open_for(config: SftConfig) -> Trainee:
@@ -124,8 +134,9 @@ def open_for(config: SftConfig) -> Trainee:
         settings = dict(LENGTHS[config.lengths])
     if config.lengths == "fixed":
         settings["fixed_length"] = config.fixed_length
-    registers = {"num_registers": config.registers, "grace": config.grace}
-    settings |= {name: value for name, value in registers.items() if value is not None}
+    own: dict[str, Any] = {"num_registers": config.registers, "grace": config.grace}
+    own |= {"variant": config.variant, "convention": config.convention}
+    settings |= {name: value for name, value in own.items() if value is not None}
     return open_trainee(
         config.model,
         dialect="plain" if config.baseline else config.dialect,
@@ -143,6 +154,19 @@ def open_for(config: SftConfig) -> Trainee:
 # -- internals -------------------------------------------------------------------------------------
 
 
+def _lengths(trainee: Trainee, examples: Sequence[Example]) -> list[int]:
+    """The tokens that a model computes of each example, with copies of its blocks."""
+    if trainee.card.variant is None:
+        return [len(e) for e in examples]
+    return [most_tokens(e) for e in examples]
+
+
+def _window(config: SftConfig) -> Window | None:
+    if config.window is None:
+        return None
+    return Window(config.window, config.window if config.block is None else config.block)
+
+
 def _paths(names: list[str]) -> list[Path]:
     return [Path(name).expanduser() for name in names]
 
@@ -155,6 +179,7 @@ def _encoder(config: SftConfig, trainee: Trainee, book: PromptBook) -> RowEncode
         encode_prompt=trainee.encode_prompt,
         book=book,
         baseline=config.baseline,
+        window=_window(config),
         relabel=(lambda text: relabel(text, vocabulary, unit)) if renew else None,
         max_tokens=config.max_tokens,
     )
@@ -190,8 +215,26 @@ def _validation(prepared: Prepared, config: SftConfig) -> Validation | None:
     examples = prepared.valid.examples
     if not examples:
         return None
-    packs = pack(range(len(examples)), lambda e: len(examples[e]), config.pack_tokens)
-    return Validation(Supervised(examples), packs)
+    lengths = _lengths(prepared.trainee, examples)
+    packs = pack(range(len(examples)), lambda e: lengths[e], config.pack_tokens)
+    return Validation(_objective(prepared, config, examples), packs)
+
+
+def _objective(prepared: Prepared, config: SftConfig, examples: Sequence[Example]) -> Objective:
+    """What a run minimises over its examples: of a model that writes blocks two losses, else
+    one."""
+    card = prepared.trainee.card
+    if card.variant is None:
+        return Supervised(examples)
+    slack = DEFAULT_SLACK if config.slack is None else config.slack
+    weights = (1.0 if w is None else w for w in (config.plan_weight, config.span_weight))
+    return Planned(
+        Renewed(examples, prepared.maker, slack, card.unit),
+        mask=card.control[MASK],
+        shifted=card.convention == "shifted",
+        weights=LossWeights(*weights),
+        seed=config.seed,
+    )
 
 
 def _open_folder(out: Path, config: SftConfig, prepared: Prepared) -> None:

@@ -55,10 +55,11 @@ class Places:
         return self._starts[place[0]] + place[1]
 
     def successors(self) -> list[tuple[tuple[int, int], tuple[int, int] | None]]:
-        """Each token's place and that of its thread's next token; None for a thread's last."""
+        """Each token's place and that of its thread's next token; None for a thread's last. Those
+        of blocks are left out: they are not written one after the other."""
         pairs: list[tuple[tuple[int, int], tuple[int, int] | None]] = []
         for thread in self._trace.threads:
             segments = [s for s in self._trace.of_thread(thread.name) if s.kind == "causal"]
             own = [(s.id, i) for s in segments for i in range(len(s))]
-            pairs += zip(own, [*own[1:], None], strict=True)
+            pairs += zip(own, [*own[1:], None][: len(own)], strict=True)
         return pairs
