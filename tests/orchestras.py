@@ -219,7 +219,9 @@ def run_all(scheduler: Scheduler, requests: list[Request], limit: int = 2000) ->
         if not scheduler.step():
             break
         scheduler.check_integrity()
-    assert all(request.is_done for request in requests)
+    for request in requests:
+        request.check()
+        assert request.is_done
     scheduler.check_integrity()
     assert scheduler.pool.num_free_pages == scheduler.pool.num_pages
 
@@ -280,4 +282,5 @@ def gap_of_a_missed_change(model: object, engine: object, num_slots: int) -> flo
     while scheduler.step():
         for thread in request.recorder.threads.values():
             thread.changes = [c if c[0] != "hide" else ("see", c[1]) for c in thread.changes]
+    request.check()
     return largest_gap(model, request, recording)

@@ -335,7 +335,7 @@ def test_a_side_that_computes_something_else_is_refused(
 def test_a_prompt_that_ends_in_an_error_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def end(scheduler: Any) -> bool:
         for request in scheduler.waiting:
-            request.abort("no luck")
+            request.abort(StrettoError("no luck"))
         return False
 
     monkeypatch.setattr("stretto.runtime.scheduler.Scheduler.step", end)

@@ -406,6 +406,94 @@ def test_an_engine_that_fails_leaves_no_slots_taken(pasta: LM) -> None:
     assert pasta.generate("hi", SamplingParams(max_tokens=2))[0].finish_reason == "length"
 
 
+class Failing(Recording):
+    """Fails in what it does for the request whose memory or handle is `target`."""
+
+    target: Any = None
+
+    def forward(self, runs: Any) -> torch.Tensor:
+        if any(run.view.memory is self.target for run in runs):
+            raise RuntimeError("no such kernel")
+        return super().forward(runs)
+
+    def copy_out(self, slots: list[int]) -> Any:
+        raise MemoryError
+
+    def copy_in(self, slots: list[int], kept: Any) -> None:
+        raise RuntimeError("lost")
+
+
+def test_a_failure_is_told_to_its_own_request_alone(pasta: LM) -> None:
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=2)
+    alone = pasta.generate("sound", params, method="sequential")[0].text
+    doomed, sound = (pasta.submit(p, params, method="sequential") for p in ("doomed", "sound"))
+    pasta.scheduler.engine = engine = Failing(pasta.engine)
+    engine.target = doomed.request.memory
+    try:
+        assert sound.finish().text == alone  # whose passes the other one failed in
+    finally:
+        pasta.scheduler.engine = pasta.engine
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no such kernel"):
+            doomed.finish()
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        list(doomed)
+    assert doomed.completion.finish_reason == "error"
+    assert sound.request.failure is None
+    pasta.scheduler.check_integrity()
+    assert pasta.scheduler.pool.num_free_pages == pasta.scheduler.pool.num_pages
+
+
+@pytest.mark.parametrize("where", ["copy_out", "copy_in"])
+def test_a_preemption_that_fails_is_the_preempted_ones(where: str) -> None:
+    def make() -> list[Request]:
+        requests = [make_request(seed, PlainSession()) for seed in (0, 1)]
+        for request in requests:
+            request.params = SamplingParams(max_tokens=60)
+        return requests
+
+    told = make()
+    run_all(scheduler_for(StubEngine(200), 200), told)
+    older, younger = make()
+    engine = Failing(StubEngine(100))
+    if where == "copy_in":
+        engine.copy_out = engine.engine.copy_out
+    scheduler = scheduler_for(engine, 100)
+    scheduler.submit(older)
+    scheduler.submit(younger)
+    while scheduler.step():
+        scheduler.check_integrity()
+    assert (older.text, older.finish_reason) == (told[0].text, "length")
+    assert younger.error == ("MemoryError" if where == "copy_out" else "lost")
+    assert scheduler.pool.num_free_pages == 100
+
+
+def test_a_request_that_cannot_even_end_harms_no_other() -> None:
+    """Its session fails when it is cut off, and its engine before that."""
+
+    class Stubborn(PlainSession):
+        def cut_off(self, recorder: Any, thread: Any) -> list[Move]:
+            raise RuntimeError("no end")
+
+    told, sound = make_request(1, PlainSession()), make_request(1, PlainSession())
+    run_all(scheduler_for(StubEngine(1200), 1200), [told])
+    broken, gone = make_request(0, Stubborn()), make_request(2, Stubborn())
+    engine = Failing(StubEngine(1200))
+    scheduler = scheduler_for(engine, 1200)
+    for request in (broken, gone, sound):
+        scheduler.submit(request)
+    for _ in range(3):
+        scheduler.step()
+    gone.is_abandoned = True
+    engine.target = broken.memory
+    while scheduler.step():
+        scheduler.check_integrity()
+    assert sound.text == told.text
+    assert broken.error == "no such kernel"
+    assert gone.error == "no end"
+    assert scheduler.pool.num_free_pages == 1200
+
+
 def test_a_long_prompt_is_fed_in_chunks_with_the_same_answer() -> None:
     lm = tiny_lm()
     prompt = "The quick brown fox jumps over the lazy dog. " * 8

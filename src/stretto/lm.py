@@ -407,10 +407,12 @@ class LM:
                 stream.close()
 
     def step(self, request: Request) -> None:
-        """One pass of the scheduler on behalf of a request that is not done."""
+        """One pass of the scheduler on behalf of a request, unless it is done. Raises what this
+        request has failed with, whoever made the pass; others' failures are theirs."""
         with self._lock:
             if not request.is_done:
                 self.scheduler.step()
+        request.check()
 
     def cancel(self, request: Request) -> None:
         with self._lock:

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from stretto.completion import Completion, complete
-from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
     from stretto.lm import LM
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """The events of one request as they happen; decoding goes on while it is iterated.
+    """The events of one request as they happen; decoding goes on while it is iterated. What the
+    request fails with is raised.
 
     `close` (also at the end of a `with` block, or when the iterator is dropped) cancels what is
     not finished and frees its slots at once; a stream that is dropped unclosed is cancelled by the
@@ -32,7 +32,7 @@ class Stream:
         self._completion: Completion | None = None
 
     def __iter__(self) -> Iterator[Event]:
-        from stretto.runtime.events import Done, Failed, Usage
+        from stretto.runtime.events import Done, Usage
 
         request = self.request
         try:
@@ -42,8 +42,7 @@ class Stream:
         finally:
             self.close()
         yield from request.log.take()
-        if request.error is not None:
-            yield Failed(request.error)
+        request.check()
         yield Usage(asdict(self.completion.usage))
         yield Done(request.text, request.finish_reason or "error")
 
@@ -66,11 +65,10 @@ class Stream:
         return self._completion
 
     def finish(self) -> Completion:
-        """Decodes to the end and returns the answer. Raises if the request failed."""
+        """Decodes to the end and returns the answer. Raises what the request failed with."""
         while not self.request.is_done:
             self._lm.step(self.request)
-        if self.request.error is not None:
-            raise StrettoError(f"decoding failed: {self.request.error}")
+        self.request.check()
         return self.completion
 
     def close(self) -> None:

@@ -78,10 +78,12 @@ def _count(context: int, num_rows: int) -> dict[str, Any]:
     scheduler.submit(request)
     while request.step < 1:
         scheduler.step()
+        request.check()
     forked, slots = recorder.entries_touched, pool.num_slots - pool.num_free_pages
     num_prefill = len(engine.rows)
     while scheduler.step():
         pass
+    request.check()
     num_drawn = num_rows * NUM_TOKENS
     return rounded(
         {

@@ -100,6 +100,7 @@ def decode(target: Target, request: Request) -> Timed:
     scheduler.submit(request)
     while scheduler.step():
         pass
+    request.check()
     timing = request.timing
     if timing.first_token is None or timing.finished is None:
         raise AssertionError("the request is done but has no times")

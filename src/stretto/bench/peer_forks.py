@@ -110,6 +110,7 @@ def forks_s(target: Target, task: Task, num_tokens: int) -> float:
     scheduler.submit(request)
     while scheduler.step():
         pass
+    request.check()
     seconds = time.perf_counter() - start
     if request.num_drawn != 1 + task.num_rows * num_tokens:
         raise AssertionError(f"{request.num_drawn} tokens were drawn")

@@ -122,6 +122,7 @@ class OwnSide:
         for _ in range(task.num_steps):
             self._scheduler.step()
         seconds = time.perf_counter() - start
+        self._request.check()
         if logits is None or len(logits) != num_rows:
             raise AssertionError("a pass did not have one row with logits per sequence")
         names = [child_name(self._num_threads + i) for i in range(num_rows)]

@@ -189,6 +189,7 @@ def _decode(target: Target, request: Request) -> list[Pass]:
         start = time.perf_counter()
         is_alive = scheduler.step()
         steps.append(time.perf_counter() - start)
+    request.check()
     return [Pass(n, s, step) for (n, s), step in zip(engine.times, steps, strict=True)]
 
 

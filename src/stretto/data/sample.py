@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stretto.data.rows import Answer, Reject, prompt_id
-from stretto.errors import InvalidInput, StrettoError
+from stretto.errors import InvalidInput
 from stretto.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -108,8 +108,7 @@ def sample_streams(
             running = [pair for pair in running if not pair[1].request.is_done]
             for task, stream in done:
                 num_drawn += stream.request.num_drawn
-                if stream.request.error is not None:
-                    raise StrettoError(f"decoding failed: {stream.request.error}")
+                stream.request.check()
                 yield task, stream
     finally:
         for _, stream in running:

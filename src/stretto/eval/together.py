@@ -130,14 +130,13 @@ class _Line:
             self._pass()
         for asked, stream in self._running:
             if stream.request.is_done:
-                failed = stream.request.error is not None
-                done.append((asked, None if failed else stream.completion))
+                done.append((asked, _completion_of(stream)))
         self._running = [pair for pair in self._running if not pair[1].request.is_done]
         return done
 
     def _pass(self) -> None:
-        """Of two sides with one model, each steps the requests of both: they are in one batch. If
-        it fails, each request in it ends with the error, or is aborted by the next pass."""
+        """Of two sides with one model, each steps the requests of both: they are in one batch.
+        What the first one fails with is its own, and looked at once it is done."""
         import torch
 
         with suppress(StrettoError, MemoryError, torch.OutOfMemoryError):
@@ -146,6 +145,16 @@ class _Line:
     def close(self) -> None:
         for _, stream in self._running:
             stream.close()
+
+
+def _completion_of(stream: Stream) -> Completion | None:
+    """The answer of a request that is done; None if it failed for a reason that is not a bug."""
+    import torch
+
+    try:
+        return stream.finish()
+    except (StrettoError, MemoryError, torch.OutOfMemoryError):
+        return None
 
 
 def _is_alone(name: str, job: Job) -> bool:

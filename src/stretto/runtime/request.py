@@ -75,7 +75,7 @@ class Request:
         self.step = 0
         self.memory = RequestMemory()
         self.finish_reason: str | None = None
-        self.error: str | None = None
+        self.failure: Exception | None = None
         self._has_written = self._has_new_blocks = False  # in the step under way
         self.is_abandoned = False  # nobody will read the answer: to be cancelled by the next pass
         cuts = () if policy is None else policy.cuts(len(prompt))
@@ -95,6 +95,16 @@ class Request:
     @property
     def is_done(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def error(self) -> str | None:
+        """What the request failed with, in words; None if it did not."""
+        return None if self.failure is None else str(self.failure) or type(self.failure).__name__
+
+    def check(self) -> None:
+        """Raises what the request failed with, if it did."""
+        if self.failure is not None:
+            raise self.failure
 
     @property
     def remaining_budget(self) -> int:
@@ -118,21 +128,21 @@ class Request:
 
     # -- ending --------------------------------------------------------------------------------
 
-    def end(self, reason: str, pool: Pool, error: str | None = None) -> None:
+    def end(self, reason: str, pool: Pool, failure: Exception | None = None) -> None:
         """Ends the request now, all open threads with `reason`, and frees its slots."""
         if self.is_done:
             return
-        self.error = error
+        self.failure = failure
         self._cut_off(reason)
         self._finish(reason)
         self._free_released(pool)
 
-    def abort(self, error: str) -> None:
-        """Ends the request, whatever state it was left in, and leaves its slots to the pool's
+    def abort(self, failure: Exception) -> None:
+        """Ends the request with "error", whatever state it was left in, and leaves its slots to the pool's
         `reset`. Its text is what had been settled."""
         if not self.is_done:
             self.recorder.mend()
-            self.error = error
+            self.failure = failure
             self.finish_reason = "error"
             self.timing.finished = time.perf_counter()
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate
+from traceback import clear_frames
 
 from torch import Tensor
 
 from stretto.engines.base import Engine, require
-from stretto.errors import PromptTooLong
+from stretto.errors import PromptTooLong, StrettoError
 from stretto.runtime.policy import Policy
 from stretto.runtime.pool import Pool
 from stretto.runtime.request import Request
@@ -33,6 +34,9 @@ class Scheduler:
     Admission counts the pages that are free and reserves nothing. When pages run out the youngest
     running request is preempted whole, and comes back, bit for bit, before younger ones start. A
     request that outgrows the pool alone ends with "length".
+
+    What fails for one request ends that one with "error", and the error is its `failure`: whoever
+    makes the pass is not told, and the others go on.
 
     What breaks a call off midway, such as Ctrl-C, leaves no trust in the books: the next call
     then ends every request with "error" and begins with an empty pool.
@@ -107,7 +111,11 @@ class Scheduler:
             if spoken_for + need > self.pool.num_free_pages and self.running:
                 return
             spoken_for += need
-            request.memory.restore(self.engine, self.pool)
+            try:
+                request.memory.restore(self.engine, self.pool)
+            except Exception as error:
+                self._end(request, "error", error)
+                continue
             self.running.append(request)
             self.waiting.pop(0)
 
@@ -131,28 +139,26 @@ class Scheduler:
         return batch
 
     def _preempt(self, request: Request) -> None:
-        request.memory.save(self.engine, self.pool)
+        try:
+            request.memory.save(self.engine, self.pool)
+        except Exception as error:
+            self._end(request, "error", error)
+            return
         self.waiting.insert(0, request)
         self.running.remove(request)
         self.num_preemptions += 1
 
     def _run(self, batch: list[Request]) -> None:
-        """Feeds a batch. Requests that fail end with "error", the others go on; the first error is
-        raised when all have been fed."""
+        """Feeds a batch."""
         runs = [request.feed.allocate(self.pool, self.max_rows) for request in batch]
-        errors = []
         for request, own, logits in zip(batch, runs, self._forward(runs), strict=True):
             try:
                 if isinstance(logits, Exception):
                     raise logits
                 request.fed(own, logits, self.pool)
             except Exception as error:
-                self._fail(request, error)
-                errors.append(error)
+                self._end(request, "error", error)
         self.running = [r for r in self.running if not r.is_done]
-        if errors:
-            self._is_midway = False
-            raise errors[0]
 
     def _forward(self, runs: list[list[Run]]) -> list[Tensor | Exception]:
         """The logits of each request. Where a pass of all of them fails each is fed alone, into
@@ -160,6 +166,7 @@ class Scheduler:
         try:
             logits = self.engine.forward([run for own in runs for run in own])
         except Exception as error:
+            clear_frames(error.__traceback__)  # which hold all tensors of the pass
             if len(runs) == 1:
                 return [error]
             return [result for own in runs for result in self._forward([own])]
@@ -167,17 +174,13 @@ class Scheduler:
         ends = accumulate(counts)
         return [logits[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
-    def _fail(self, request: Request, error: Exception) -> None:
-        """Ends a request with "error", whatever state it was left in."""
+    def _end(self, request: Request, reason: str, failure: Exception | None = None) -> None:
+        """Ends a request, whatever state it was left in. It is in a list until it has ended."""
         try:
-            self._end(request, "error", str(error))
-        except Exception:
-            request.abort(str(error))
+            request.end(reason, self.pool, failure)
+        except Exception as error:
+            request.abort(error if failure is None else failure)
             request.memory.free(self.pool)
-
-    def _end(self, request: Request, reason: str, error: str | None = None) -> None:
-        """Ends a request, which is in a list until it has ended."""
-        request.end(reason, self.pool, error)
         self.running = [r for r in self.running if r is not request]
         self.waiting = [r for r in self.waiting if r is not request]
 
@@ -192,6 +195,6 @@ class Scheduler:
 
     def _start_over(self) -> None:
         for request in (*self.running, *self.waiting):
-            request.abort("another call was interrupted")
+            request.abort(StrettoError("another call was interrupted; ask again"))
         self.running, self.waiting = [], []
         self.pool.reset()

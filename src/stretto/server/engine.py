@@ -166,10 +166,10 @@ class EngineLoop:
                 self.lm.queue(job.stream)
             except Exception as error:
                 log.exception("a request could not be queued")
-                job.request.abort(str(error))
+                job.request.abort(error)
 
     def _pass(self, jobs: list[Job]) -> None:
-        """One pass for all. What fails in it ends the requests at fault, and is logged."""
+        """One pass for all. What a request fails with is told when it is counted."""
         now = time.perf_counter()
         for job in jobs:
             if now > job.deadline and not job.request.is_done:
@@ -182,9 +182,10 @@ class EngineLoop:
             return
         try:
             self.lm.step(request)
-        except Exception:
-            self.metrics.failures.inc()
-            log.exception("a pass failed; the requests at fault have ended, the others go on")
+        except Exception as error:
+            if error is not request.failure:
+                self.metrics.failures.inc()
+                log.exception("a pass failed; all requests end with it")
         self.metrics.passes.observe(time.perf_counter() - now)
 
     def _publish(self, jobs: list[Job]) -> list[Job]:
@@ -214,6 +215,8 @@ class EngineLoop:
                     job.cancel()
 
     def _count(self, job: Job) -> None:
+        if (failure := job.request.failure) is not None:
+            log.error("a request failed; the others go on", exc_info=failure)
         timing = job.request.timing
         if timing.finished is not None:
             self._mean_s += 0.2 * (timing.finished - timing.submitted - self._mean_s)

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from stretto.errors import StrettoError
 from stretto.recorder import OpenThread
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Job:
         try:
             lm.cancel(self.request)
         except Exception:
-            self.request.abort("the engine has stopped")
+            self.request.abort(StrettoError("the engine has stopped"))
         self.progress = replace(self.progress, is_done=True)
 
     def _step(self, request: Request, page_size: int) -> Step:
