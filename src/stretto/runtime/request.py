@@ -138,8 +138,8 @@ class Request:
         self._free_released(pool)
 
     def abort(self, failure: Exception) -> None:
-        """Ends the request with "error", whatever state it was left in, and leaves its slots to the pool's
-        `reset`. Its text is what had been settled."""
+        """Ends the request with "error", whatever state it was left in, and leaves its slots to the
+        pool's `reset`. Its text is what had been settled."""
         if not self.is_done:
             self.recorder.mend()
             self.failure = failure
