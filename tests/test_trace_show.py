@@ -71,6 +71,12 @@ def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["issues"] == [{"code": "async-without-promise", "at": 3}]
 
 
+def test_options_of_both_parts_of_a_dialect_are_taken() -> None:
+    own = ["show", "--dialect", "pasta+tip", "--unit", "7", "--registers", "3", "--grace", "-"]
+    result = CliRunner().invoke(app, own, input=PROMISE + "x", catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+
+
 def test_the_unit_rounds_lengths() -> None:
     segments = shown("--unit", "7", text=PROMISE + "x")["segments"]
     assert isinstance(segments, list)
@@ -91,6 +97,14 @@ def test_the_unit_rounds_lengths() -> None:
         (["--dialect", "pasta", "--unit", "0", "-"], r"--unit is 0; .* 1 to 2048"),
         (["--dialect", "pasta", "--unit", "2049", "-"], r"--unit is 2049"),
         (["--dialect", "pasta", "--fixed-length", "0", "-"], r"--fixed-length is 0"),
+        (["--dialect", "pasta", "--fixed-length", "9", "-"], r"of policy fixed"),
+        (["--dialect", "pasta", "--registers", "4", "-"], r"--registers is of dialect tip, not of"),
+        (["--dialect", "pasta", "--strict", "-"], r"--grace/--strict is of dialect tip"),
+        (["--dialect", "tip", "--policy", "fixed", "-"], r"--policy is of dialect pasta, not of"),
+        (["--dialect", "tip", "--unit", "10", "-"], r"--unit is of .* pasta and planned, not of"),
+        (["--dialect", "pasta+tip", "--dense", "-"], r"--dense/--sparse is of dialect planned"),
+        (["--dialect", "planned", "--policy", "fixed", "-"], r"--policy is of dialect pasta, not"),
+        (["--dialect", "plain", "--unit", "3", "-"], r"--unit is of .*, not of plain"),
         (["--dialect", "pasta", "no-such-file"], r"cannot read 'no-such-file' \(No such file"),
         (["--dialect", "pasta", "."], r"cannot read '\.' \(Is a directory"),
         (["--dialect", "pasta", "--prompt", "\udcff", "-"], r"--prompt '\\udcff' is not UTF-8"),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from stretto.dialects import DialectSettings
     from stretto.dialects.base import Parsed, Vocabulary
 
@@ -32,27 +34,42 @@ def show(
     tokenizer: Annotated[
         str | None, typer.Option(metavar="PATH", help="A tokenizer.json or its folder.")
     ] = None,
-    policy: Annotated[str, typer.Option(help="predicted, overlap or fixed.")] = "predicted",
-    unit: Annotated[int, typer.Option(help="Tokens that a promise's number counts.")] = 10,
-    fixed_length: Annotated[int, typer.Option(help="Length under policy fixed.")] = 50,
-    registers: Annotated[int, typer.Option(help="How many registers there are.")] = 16,
+    policy: Annotated[
+        str | None, typer.Option(help="predicted, overlap or fixed; predicted.")
+    ] = None,
+    unit: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens that a promise's number counts; 10.")
+    ] = None,
+    fixed_length: Annotated[
+        int | None, typer.Option(metavar="N", help="Length under policy fixed; 50.")
+    ] = None,
+    registers: Annotated[
+        int | None, typer.Option(metavar="N", help="How many registers there are; 16.")
+    ] = None,
     grace: Annotated[
-        bool, typer.Option("--grace/--strict", help="Whether a register sees the step it kills.")
-    ] = False,
+        bool | None,
+        typer.Option("--grace/--strict", help="Whether a register sees the step it kills; strict."),
+    ] = None,
     dense: Annotated[
-        bool, typer.Option("--dense/--sparse", help="Whether spans of a plan see one another.")
-    ] = False,
+        bool | None,
+        typer.Option("--dense/--sparse", help="Whether spans of a plan see one another; sparse."),
+    ] = None,
 ) -> None:
     """Parse an annotated text and show its threads, what they see, and what it costs.
 
     Exits with 0 whatever the issues in the text.
     """
+    variant = None if dense is None else "dense" if dense else "sparse"
+    given = {
+        "policy": policy, "unit": unit, "fixed_length": fixed_length,
+        "num_registers": registers, "grace": grace, "variant": variant,
+    }  # fmt: skip
     from stretto.cli.inputs import check_utf8, read_text
     from stretto.cli.output import write_json
     from stretto.dialects import get_dialect
 
     chosen = get_dialect(dialect)
-    settings = _settings(policy, unit, fixed_length, registers, grace=grace, dense=dense)
+    settings = _settings(dialect, {k: v for k, v in given.items() if v is not None})
     check_utf8("--prompt", prompt)
     vocabulary = _vocabulary(tokenizer, chosen.forms(settings))
     text = read_text(file, MAX_BYTES)
@@ -110,30 +127,47 @@ def describe(dialect: str, parsed: Parsed, vocabulary: Vocabulary) -> dict[str, 
     }
 
 
-def _settings(
-    policy: str, unit: int, fixed_length: int, registers: int, *, grace: bool, dense: bool
-) -> DialectSettings:
-    from typing import cast
+OWNERS = {
+    "policy": ("--policy", ("pasta",)),
+    "unit": ("--unit", ("pasta", "planned")),
+    "fixed_length": ("--fixed-length", ("pasta",)),
+    "num_registers": ("--registers", ("tip",)),
+    "grace": ("--grace/--strict", ("tip",)),
+    "variant": ("--dense/--sparse", ("planned",)),
+}
+"""Of a setting of dialects: its option, and the dialects, or parts of one, that read it."""
 
+
+def _settings(dialect: str, given: Mapping[str, Any]) -> DialectSettings:
+    """The settings that options ask for, those not given at their defaults. Raises `InvalidInput`
+    for one that is out of range, or that the dialect would pass over."""
     from stretto.dialects import DialectSettings
     from stretto.dialects.pasta import Policy
     from stretto.dialects.registers import MAX_REGISTERS
     from stretto.dialects.tags import MAX_PROMISED_TOKENS
     from stretto.errors import InvalidInput, UnknownName
 
-    if policy not in get_args(Policy):
+    for name in given:
+        option, owners = OWNERS[name]
+        if not {*owners} & {*dialect.split("+")}:
+            raise InvalidInput(
+                f"{option} is of dialect {' and '.join(owners)}, not of {dialect}; leave it out"
+            )
+    policy = given.get("policy")
+    if policy is not None and policy not in get_args(Policy):
         raise UnknownName("policy", policy, list(get_args(Policy)))
-    numbers = (
-        ("--unit", unit, MAX_PROMISED_TOKENS),
-        ("--fixed-length", fixed_length, MAX_PROMISED_TOKENS),
-        ("--registers", registers, MAX_REGISTERS),
-    )
-    for name, value, largest in numbers:
-        if not 1 <= value <= largest:
-            raise InvalidInput(f"{name} is {value}; give a number from 1 to {largest}")
-    return DialectSettings(
-        cast(Policy, policy), unit, fixed_length, registers, grace, "dense" if dense else "sparse"
-    )
+    most = {
+        "unit": MAX_PROMISED_TOKENS,
+        "fixed_length": MAX_PROMISED_TOKENS,
+        "num_registers": MAX_REGISTERS,
+    }
+    for name, largest in most.items():
+        if not 1 <= given.get(name, 1) <= largest:
+            option, value = OWNERS[name][0], given[name]
+            raise InvalidInput(f"{option} is {value}; give a number from 1 to {largest}")
+    if "fixed_length" in given and policy != "fixed":
+        raise InvalidInput("--fixed-length is of policy fixed; give --policy fixed too")
+    return DialectSettings.given(given)
 
 
 def _vocabulary(tokenizer: str | None, control_forms: Any) -> Vocabulary:
