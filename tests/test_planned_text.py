@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from stretto.cli.trace import app
 from stretto.dialects.planned import PLANNED_FORMS, PlannedSettings
-from stretto.dialects.planned_text import parse_ids, parse_text, to_text
+from stretto.dialects.planned_text import parse_ids, parse_text
+from stretto.dialects.planned_write import to_text
 from stretto.dialects.words import WordsVocabulary
 from stretto.masks import dense_mask
 from stretto.trace import Trace, live_tokens, visible
@@ -44,25 +45,53 @@ def flat_ids(trace: Trace) -> list[int]:
     return [t for s in trace.response for t in s.tokens]
 
 
-@pytest.mark.xfail(reason="known: literal async tags after an empty block are written elsewhere")
 @settings(max_examples=150, deadline=None)
 @given(text=texts, setting=variants)
 def test_any_text_has_a_meaning_that_its_text_form_keeps(
     text: str, setting: PlannedSettings
 ) -> None:
+    """Token by token; but stretches of plan text between which a block was taken out may come to
+    other tokens, and a block that had no end has one."""
     vocabulary = words()
     parsed = parse_text(text, vocabulary, setting, "Why?")
     trace = parsed.trace
     written, offsets = to_text(trace, vocabulary, setting)
     again = parse_text(written, vocabulary, setting, "Why?")
-    codes = [issue.code for issue in parsed.issues]
-    if "unclosed-async" not in codes:  # its text form has an end
+    codes, codes_again = ([i.code for i in p.issues] for p in (parsed, again))
+    assert again.text == parsed.text
+    assert spans_of(again.trace) == spans_of(trace) or "unclosed-async" in codes
+    if plan_of(again.trace) == plan_of(trace) and "unclosed-async" not in codes:
         assert again.trace == trace
-        assert [issue.code for issue in again.issues].count("span-too-long") == codes.count(
-            "span-too-long"
-        )
+    else:
+        assert "text-outside-span" in codes or "unclosed-async" in codes
+        assert vocabulary.decode(plan_of(again.trace)) == vocabulary.decode(plan_of(trace))
+    assert codes_again.count("span-too-long") == codes.count("span-too-long")
+    assert codes_again.count("promise-without-async") == codes.count("promise-without-async")
     assert set(offsets) == {(s.id, i) for s in trace.response for i in range(len(s))}
     assert to_text(again.trace, vocabulary, setting)[0] == written
+
+
+def plan_of(trace: Trace) -> list[int]:
+    return [t for s in trace.response if s.kind == "causal" for t in s.tokens]
+
+
+def spans_of(trace: Trace) -> list[tuple[str, tuple[int, ...]]]:
+    return [(s.thread, s.tokens) for s in trace.response if s.kind == "block"]
+
+
+def test_plan_text_that_reads_like_a_tag_takes_no_block() -> None:
+    """Written after the plan, the block would be opened by the `<async>` in it."""
+    vocabulary = words()
+    promise = '<promise topic="a b" tokens="10"/>'
+
+    def written(text: str) -> tuple[str, list[str]]:
+        parsed = parse_text(text, vocabulary, SPARSE)
+        return to_text(parsed.trace, vocabulary, SPARSE)[0], [i.code for i in parsed.issues]
+
+    literal = f"{promise}<async></async><async>{promise}<async>x</async>"
+    assert written(literal) == (literal, ["async-without-promise"])
+    inline = f"{promise}<async></async>{promise}<async>x</async>"
+    assert written(inline) == (f"{promise}{promise}<async></async><async>x</async>", [])
 
 
 @settings(max_examples=100, deadline=None)

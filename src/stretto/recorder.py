@@ -331,7 +331,8 @@ class Recorder:
         parent = self.threads[thread.parent] if thread.parent is not None else None
         if parent is not None and parent.is_open and thread.joins:
             sees = thread.sees
-            kept = [h for h in thread.segments if h in sees or h == thread.own.handle]
+            kept = [h for h in thread.segments if h in sees]
+            kept += [thread.own.handle] if thread.own.tokens else []
             parent.claims[thread.name] = kept
             for handle in kept:
                 self.segments[handle].viewers += 1
