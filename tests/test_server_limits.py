@@ -64,6 +64,41 @@ def test_one_bad_item_stands_for_all(
     assert max(counts) <= 6
 
 
+BODIES = {
+    "text": (b'"' + b"a, b [c] {d} " * 300_000 + b'"', False),
+    "escapes": (b'"' + b'\\"' * 1_000_000 + b'"', False),
+    "an open string": (b'"' + b",\\\n" * 500_000, False),
+    "messages": (b'{"role":"user","content":[{"type":"text","text":"x"}]},' * 4096, False),
+    "lists": (b"[]," * 60_000, True),
+    "parts": (b'{"type":"text","text":""},' * 20_000, True),
+    "strings": (b'"" ' * 110_000, True),
+    "fields": (b'"k":1,' * 60_000, True),
+    "depth": (b"[" * 110_000, True),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_of_too_many_items_are_refused_before_they_are_parsed(
+    served: Served, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Parsing is on the event loop: what it costs is bounded by the items, texts aside."""
+    items, is_refused = BODIES[name]
+    body = b'{"model": "m", "messages": [' + items + b"]}"
+    assert len(body) < Settings().max_body_bytes
+    parsed: list[int] = []
+
+    def loads(data: bytes, *args: Any, **options: Any) -> Any:
+        parsed.append(len(data))
+        return json.JSONDecoder().decode(data.decode())
+
+    monkeypatch.setattr("starlette.requests.json.loads", loads)
+    status, _, answer = served.ask(CHAT, body)
+    monkeypatch.undo()
+    assert answer["error"]["code"] != "queue_full"
+    assert (status == 413) is is_refused, answer
+    assert (len(body) in parsed) is not is_refused
+
+
 def test_many_fields_are_one_error(served: Served) -> None:
     for body in (
         served.chat() | {f"k{i}": 1 for i in range(5000)},

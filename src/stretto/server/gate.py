@@ -19,6 +19,10 @@ CLOSED = re.compile(r"/(v1|metrics)(/|$)")
 KNOWN = re.compile(r"/(v1/(chat/completions|completions|models)|health|ready|metrics)?\Z")
 MAX_DISCARDED_BYTES = 64 << 20
 """A body that is refused is still read up to here, so that the client hears why."""
+MAX_ITEMS = 100_000
+"""Strings, commas and opening brackets of a body. What is made of them is made on the event loop,
+where everybody waits: 4 MB of text take 5 ms there, and 4 MB of `[],[],` would take 400."""
+_ITEM = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[,\[{]', re.DOTALL)
 
 
 class Gate:
@@ -94,7 +98,14 @@ class Gate:
             raise ApiError(
                 408, f"the body took longer than {self._settings.body_timeout_s:g} s; send it anew"
             ) from None
-        return None if reader.has_left else b"".join(parts)
+        body = b"".join(parts)
+        if has_too_many_items(body):
+            raise ApiError(
+                413,
+                f"the body has more than {MAX_ITEMS:,} JSON values and separators; ask for less",
+                code="too_large",
+            )
+        return None if reader.has_left else body
 
     async def _discard(self, reader: Reader) -> None:
         size = 0
@@ -139,6 +150,14 @@ def _path(scope: Scope) -> str:
 def _digest(key: bytes) -> bytes:
     """Keys are compared by digests, which have one length."""
     return hashlib.sha256(key).digest()
+
+
+def has_too_many_items(body: bytes) -> bool:
+    """Whether a body, JSON or not, has more than `MAX_ITEMS` outside of its strings, themselves
+    included. Looks no further than that."""
+    if sum(map(body.count, (b'"', b",", b"[", b"{"))) <= MAX_ITEMS:
+        return False
+    return any(number > MAX_ITEMS for number, _ in enumerate(_ITEM.finditer(body), start=1))
 
 
 def _too_large(limit: int) -> ApiError:

@@ -119,7 +119,7 @@ def _errors(*statuses: int) -> Responses:
         401: "no key, or a wrong one",
         404: "no such model",
         408: "the body came too slowly",
-        413: "the body is too large",
+        413: "the body is too large, or has too many parts",
         429: "too many requests are under way; see Retry-After",
         500: "decoding failed",
         503: "shutting down",
