@@ -29,8 +29,9 @@ from tiny_lms import tiny_lm
 from train_job import write_rows
 
 from stretto import LM, SamplingParams
-from stretto.errors import InvalidInput, Unsupported
+from stretto.errors import InvalidInput, UnknownName, Unsupported
 from stretto.masks import dense_mask, flat_positions, flat_tokens
+from stretto.methods import get_method
 from stretto.methods.diffusion import Diffusion, Window
 from stretto.models.tiny import make_tiny
 from stretto.train import SftConfig, train_sft
@@ -605,6 +606,22 @@ def test_a_window_decodes_under_the_visibility_it_is_trained_under(block: int | 
     assert torch.equal(positions[:size], example.positions)
     assert torch.equal(dense_mask(trace)[:size, :size], Batch.of([example]).visible())
     assert ids[size:].tolist() == ([] if block is None else [lm.card.control["sync"]])
+
+
+def test_diffusion_is_spelt_like_other_methods() -> None:
+    method = get_method("diffusion,window=24,block=8", "planned")
+    assert (method, method.name) == (Diffusion(24, 8), "diffusion,window=24,block=8")
+    for text, message in (
+        ("diffusion", "needs a window"),
+        ("diffusion,window=8,window=8", "each once"),
+        ("diffusion,window=x", "window=N"),
+        ("diffusion,budget=8", "window=N"),
+        ("diffusion,window=10,block=4", "no whole number"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            get_method(text, "planned")
+    with pytest.raises(UnknownName, match="diffusion"):
+        get_method("diffusion,window=8", "pasta")
 
 
 def test_a_model_that_writes_no_blocks_has_no_diffusion() -> None:

@@ -6,6 +6,7 @@ import typer
 
 from stretto.cli.data_annotate import annotate
 from stretto.cli.data_check import check, stats
+from stretto.cli.data_convert import convert
 from stretto.cli.data_graphs import graphs
 from stretto.cli.data_problems import problems, registers
 from stretto.cli.data_sample import sample
@@ -20,6 +21,7 @@ def data() -> None:
 
 app.command()(sample)
 app.command()(annotate)
+app.command()(convert)
 app.command()(problems)
 app.command()(graphs)
 app.command()(registers)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BAR = 40
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="JSONL of rows.")]
-Dialect = Annotated[str, typer.Option(help="pasta, apar, tip or pasta+tip.")]
+Dialect = Annotated[str, typer.Option(help="pasta, planned, apar, tip or pasta+tip.")]
 Registers = Annotated[
     int | None, typer.Option(metavar="N", help="Registers there are; else as the model's card.")
 ]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stretto.eval.rows import Side
 
 FORMATS = ("alpaca_eval",)
-FORMS = ("annotated", "questions")
+FORMS = ("annotated", "planned", "questions")
 Out = Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")]
 
 
@@ -80,7 +80,7 @@ def eval_examples(
     out: Out,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "train",
     form: Annotated[
-        str, typer.Option("--as", help="annotated: rows to train on; questions: with answers.")
+        str, typer.Option("--as", help="annotated or planned: to train on; questions: to ask.")
     ] = "annotated",
     tokenizer: data_options.Tokenizer = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the problems.")] = 0,
@@ -99,10 +99,11 @@ def eval_examples(
     if split not in SPLITS:
         raise UnknownName("split", split, list(SPLITS))
     check_writable(out, "--out")
-    if form == "annotated":
-        rows = multipart_rows(seed, num, split=split, count_tokens=_counter(tokenizer))
-    else:
+    if form == "questions":
         rows = multipart_questions(seed, num, split=split)
+    else:
+        count, planned = _counter(tokenizer), form == "planned"
+        rows = multipart_rows(seed, num, split=split, count_tokens=count, planned=planned)
     write_file(out, b"".join(line_of(row) for row in rows))
     result = {"file": str(out), "examples": len(rows), "split": split}
     show(result if as_json else None, f"{out}: {len(rows)} examples of split {split}")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from stretto.data.markup import promised, write_chunk
 from stretto.data.rows import Annotated, prompt_id
 from stretto.data.select import Split
 from stretto.errors import InvalidInput, UnknownName
@@ -24,7 +25,6 @@ SPLITS = {"train": Split(0, 70), "valid": Split(70, 80), "test": Split(80, 100)}
 """Percents of the prompts' hashes."""
 NUM_PARTS = (4, 5)
 """How many parts a problem may have."""
-UNIT = 10
 
 WORDS = (
     "planet", "garden", "bridge", "window", "letter", "summer", "winter", "butter", "pencil",
@@ -83,19 +83,23 @@ class Problem:
         """The right answer, without annotations."""
         return "".join(self._sections()) + self._sum()
 
-    def annotated(self, count_tokens: Callable[[str], int] | None = None) -> str:
-        """The right answer with a promise for every part, and a sync before the sum.
+    def annotated(
+        self, count_tokens: Callable[[str], int] | None = None, *, planned: bool = False
+    ) -> str:
+        """The right answer with a promise for every part, and a sync before the sum; `planned`: the
+        sum is promised too, in a round of its own.
 
         `count_tokens` gives the length of a part in the model's tokens; without it they are guessed
         (`num_words`). A promise's number is that length, rounded up to a multiple of 10.
         """
         count = count_tokens if count_tokens is not None else num_words
-        chunks = []
-        for number, section in enumerate(self._sections(), 1):
-            tokens = -(-count(section) // UNIT) * UNIT
-            promise = f'<promise topic="part {number}" tokens="{tokens}"/>'
-            chunks.append(f"{promise}<async>{section}</async>")
-        return "".join(chunks) + "<sync/>" + self._sum()
+        chunks = [
+            write_chunk(f"part {number}", promised(count(section)), section)
+            for number, section in enumerate(self._sections(), 1)
+        ]
+        total = self._sum()
+        last = write_chunk("the sum", promised(count(total)), total) if planned else total
+        return "".join(chunks) + "<sync/>" + last
 
     def _sections(self) -> Iterator[str]:
         for number, part in enumerate(self.parts, 1):
@@ -119,18 +123,20 @@ class Example:
 
 
 def multipart_examples(
-    seed: int, n: int, *, split: str = "train", count_tokens: Callable[[str], int] | None = None
-) -> list[Example]:
+    seed: int, n: int, *, split: str = "train",
+    count_tokens: Callable[[str], int] | None = None, planned: bool = False,
+) -> list[Example]:  # fmt: skip
     """The first `n` problems of a seed in a split, with their answers, plain and annotated."""
     return [
-        Example(problem.prompt, problem.response, problem.annotated(count_tokens))
+        Example(problem.prompt, problem.response, problem.annotated(count_tokens, planned=planned))
         for problem in problems(seed, n, split)
     ]
 
 
 def multipart_rows(
-    seed: int, n: int, *, split: str = "train", count_tokens: Callable[[str], int] | None = None
-) -> list[dict[str, Any]]:
+    seed: int, n: int, *, split: str = "train",
+    count_tokens: Callable[[str], int] | None = None, planned: bool = False,
+) -> list[dict[str, Any]]:  # fmt: skip
     """`multipart_examples` as lines of a file: `Annotated` rows to train on."""
     return [
         Annotated(
@@ -140,7 +146,9 @@ def multipart_rows(
             annotated=example.annotated,
             annotator=f"multipart-{VERSION}",
         ).model_dump(exclude_none=True)
-        for example in multipart_examples(seed, n, split=split, count_tokens=count_tokens)
+        for example in multipart_examples(
+            seed, n, split=split, count_tokens=count_tokens, planned=planned
+        )
     ]
 
 

@@ -24,6 +24,12 @@ AUTO = "auto"
 EVICTING = ("streaming_llm", "paged_h2o", "random_evict", "window")
 """Methods that keep to a budget of visible tokens."""
 
+DIFFUSION = "diffusion"
+"""Of models that write blocks: no plan, and all of a window is one block, or several."""
+
+WITH_BLOCKS = ("planned",)
+"""Dialects whose models may be run by it."""
+
 METHODS = ("sequential", "sot", "dense", *EVICTING)
 """Methods for any model; a model's dialect is a method of that model too."""
 
@@ -56,7 +62,7 @@ def check_method(method: str | Method, dialect: str | None = None) -> None:
     """Raises `UnknownName` unless a model of `dialect` (None: any) can be run by a method, and
     `InvalidInput` for settings that it does not have."""
     from stretto.dialects import DIALECTS
-    from stretto.methods.spelling import evicting, read, refuse
+    from stretto.methods.spelling import diffusion, evicting, read, refuse
 
     if isinstance(method, Method):
         return
@@ -65,11 +71,14 @@ def check_method(method: str | Method, dialect: str | None = None) -> None:
     name, settings = read(method)
     dialects = DIALECTS if dialect is None else (dialect,)
     known = [AUTO, *METHODS, *(d for d in dialects if d != "plain")]
+    known += [DIFFUSION] if set(WITH_BLOCKS) & set(dialects) else []
     if name not in known:
         raise UnknownName("method", name, known)
     if name in EVICTING:
         evicting(name, settings)
-    for key in () if name in EVICTING else settings:
+    if name == DIFFUSION:
+        diffusion(settings)
+    for key in () if name in (DIFFUSION, *EVICTING) else settings:
         refuse(name, key)
 
 
@@ -80,7 +89,7 @@ def get_method(method: str | Method, dialect: str) -> Method:
     from stretto.methods.native import Native
     from stretto.methods.sequential import Sequential
     from stretto.methods.sot import SkeletonOfThought
-    from stretto.methods.spelling import evicting, read
+    from stretto.methods.spelling import diffusion, evicting, read
 
     if not isinstance(method, str):
         if not isinstance(method, Method):
@@ -90,6 +99,8 @@ def get_method(method: str | Method, dialect: str) -> Method:
     name, settings = read(method)
     if name in EVICTING:
         return evicting(name, settings)
+    if name == DIFFUSION:
+        return diffusion(settings)
     if name == AUTO:
         name = "sequential" if dialect == "plain" else dialect
     if name == "sequential":
@@ -117,5 +128,6 @@ def extras(method: str | Method) -> tuple[Extra, ...]:
 
 
 def is_for_any_model(name: str) -> bool:
-    """Whether a completion's `method` is one for any model, so that it writes no annotations."""
-    return name.partition(",")[0] in METHODS
+    """Whether a completion's `method` is none of a model's dialect, so that it writes no
+    annotations."""
+    return name.partition(",")[0] in (DIFFUSION, *METHODS)

@@ -9,35 +9,48 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from stretto.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from stretto.methods.diffusion import Diffusion
     from stretto.methods.evicting import EvictingMethod
 
 FLAGS = ("pin_prompt", "reindexed")
 NUMBERS = ("page_tokens", "sinks")
 BUDGET = "budget"
 SETTINGS = (BUDGET, *FLAGS, *NUMBERS)
+WINDOW = ("window", "block")
+"""Those of method `diffusion`."""
 
 
 def spell(name: str, settings: Mapping[str, Any]) -> str:
-    """A method as text. A setting that is None or False is left out, True is a flag."""
+    """A method as text that `read` reads as the same. A setting that is None or False is left out,
+    True is a flag."""
     parts = [name]
     for key, value in settings.items():
         if value is True:
             parts.append(key)
         elif value is not None and value is not False:
-            parts.append(f"{key}={value}")
+            parts.append(f"{key}={_plain(value) if isinstance(value, float) else value}")
     return ",".join(parts)
+
+
+def _plain(share: float) -> str:
+    """The shortest digits that are this number, without an exponent: 0.00001."""
+    return f"{Decimal(repr(share)):f}"
 
 
 def read(text: str) -> tuple[str, dict[str, Any]]:
     """A method's name and settings. Raises `InvalidInput` for a setting that there is not."""
+    from stretto.methods import DIFFUSION
     from stretto.methods.budget import parse_budget
 
     name, *parts = text.split(",")
+    if name == DIFFUSION:
+        return name, _window(text, parts)
     found: dict[str, Any] = {}
     for part in parts:
         key, equals, value = part.partition("=")
@@ -55,6 +68,32 @@ def read(text: str) -> tuple[str, dict[str, Any]]:
         else:
             found[key] = int(value) if key in NUMBERS else True
     return name, found
+
+
+def _window(text: str, parts: list[str]) -> dict[str, Any]:
+    """The settings of method `diffusion`."""
+    found: dict[str, Any] = {}
+    for part in parts:
+        key, _, value = part.partition("=")
+        if key not in WINDOW or key in found or not re.fullmatch(r"[0-9]{1,9}", value):
+            raise InvalidInput(
+                f"method {text!r} has a part {part!r}; its settings are window=N and block=N, each "
+                "once, after commas"
+            )
+        found[key] = int(value)
+    return found
+
+
+def diffusion(settings: Mapping[str, Any]) -> Diffusion:
+    """The method with these settings. Raises `InvalidInput` without a window, and for a bad one."""
+    from stretto.methods.diffusion import Diffusion
+
+    if "window" not in settings:
+        raise InvalidInput(
+            "method 'diffusion' needs a window, the tokens of an answer at most: "
+            "'diffusion,window=192'"
+        )
+    return Diffusion(**settings)
 
 
 def evicting(name: str, settings: Mapping[str, Any]) -> EvictingMethod:
