@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate
@@ -13,6 +14,7 @@ from stretto.engines.base import Engine, require
 from stretto.errors import PromptTooLong, StrettoError
 from stretto.runtime.policy import Policy
 from stretto.runtime.pool import Pool
+from stretto.runtime.prefixes import Sharing
 from stretto.runtime.request import Request
 from stretto.runtime.views import Run
 
@@ -35,6 +37,10 @@ class Scheduler:
     running request is preempted whole, and comes back, bit for bit, before younger ones start. A
     request that outgrows the pool alone ends with "length".
 
+    With `shares_prompts` a prompt takes over what lies in the pool of the same tokens, from running
+    requests and, until its room is needed, from those that have ended (`Sharing`). It holds for one
+    set of weights: `forget` where they change.
+
     What fails for one request ends that one with "error", and the error is its `failure`: whoever
     makes the pass is not told, and the others go on.
 
@@ -42,13 +48,17 @@ class Scheduler:
     then ends every request with "error" and begins with an empty pool.
     """
 
-    def __init__(self, engine: Engine, pool: Pool, max_rows: int = MAX_ROWS) -> None:
+    def __init__(
+        self, engine: Engine, pool: Pool, max_rows: int = MAX_ROWS, *, shares_prompts: bool = False
+    ) -> None:
         self.engine = engine
         self.pool = pool
         self.max_rows = max_rows
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self.num_preemptions = 0
+        self.forward_s = 0.0  # in `engine.forward`, failed passes aside
+        self.sharing = Sharing(pool) if shares_prompts else None
         self._is_midway = False
 
     def check(self, request: Request) -> None:
@@ -82,6 +92,12 @@ class Scheduler:
         with self._midway():
             self._end(request, "cancelled")
 
+    def forget(self) -> None:
+        """Nothing of requests that have begun is taken over by those that begin from now on."""
+        if self.sharing is not None:
+            with self._midway():
+                self.sharing.forget([*self.running, *self.waiting])
+
     def step(self) -> bool:
         """One pass. False if there is nothing left to do."""
         with self._midway():
@@ -94,30 +110,45 @@ class Scheduler:
         return bool(self.running or self.waiting)
 
     def check_integrity(self) -> None:
-        """Raises `PoolError` unless the pool's pages are exactly the running requests'."""
+        """Raises `PoolError` unless the pages held are exactly the running requests'."""
         self.pool.check_integrity()
         held = sum(request.memory.num_pages for request in self.running)
-        if held != self.pool.num_pages - self.pool.num_free_pages:
+        if held != self.pool.num_held:
             raise AssertionError(f"requests hold {held} pages, the pool disagrees")
 
     def _admit(self) -> None:
+        if self.sharing is not None:
+            self.sharing.update(self.running)
         if not self.waiting:
             return
         spoken_for = sum(r.feed.pages_needed(self.pool, self.max_rows) for r in self.running)
-        while self.waiting:
-            request = self.waiting[0]
-            need = request.memory.pages_to_restore(self.pool)
-            need += request.feed.pages_needed(self.pool, self.max_rows)
-            if spoken_for + need > self.pool.num_free_pages and self.running:
+        for request in list(self.waiting):
+            pages = [] if self.sharing is None else self.sharing.pages_for(request)
+            if self.sharing is not None and self.sharing.is_worth_waiting(request, pages):
+                continue
+            need, free = self._pages_to_start(request, pages), self.pool.num_free_pages
+            if spoken_for + need > free and self.running:
                 return
-            spoken_for += need
             try:
                 request.memory.restore(self.engine, self.pool)
             except Exception as error:
                 self._end(request, "error", error)
                 continue
+            if self.sharing is not None:
+                self.sharing.begin(request, pages)
+            spoken_for += need - (free - self.pool.num_free_pages)
             self.running.append(request)
-            self.waiting.pop(0)
+            self.waiting.remove(request)
+
+    def _pages_to_start(self, request: Request, pages: list[int]) -> int:
+        """Free pages that a waiting request takes to begin with `pages`, or to come back, and for
+        its next pass."""
+        if not pages:
+            need = request.memory.pages_to_restore(self.pool)
+            return need + request.feed.pages_needed(self.pool, self.max_rows)
+        num_shared = len(pages) * self.pool.page_size
+        length = min(request.num_prompt_tokens, num_shared + self.max_rows)
+        return self.pool.pages_for(length) - len(pages) + self.pool.num_cached(pages)
 
     def _reserve(self) -> list[Request]:
         """The requests of this pass, oldest first, with pages for a whole step each."""
@@ -163,8 +194,10 @@ class Scheduler:
     def _forward(self, runs: list[list[Run]]) -> list[Tensor | Exception]:
         """The logits of each request. Where a pass of all of them fails each is fed alone, into
         the same slots, so that only those at fault fail."""
+        begun = time.perf_counter()
         try:
             logits = self.engine.forward([run for own in runs for run in own])
+            self.forward_s += time.perf_counter() - begun
         except Exception as error:
             clear_frames(error.__traceback__)  # which hold all tensors of the pass
             if len(runs) == 1:
@@ -198,3 +231,5 @@ class Scheduler:
             request.abort(StrettoError("another call was interrupted; ask again"))
         self.running, self.waiting = [], []
         self.pool.reset()
+        if self.sharing is not None:
+            self.sharing.reset()

@@ -135,10 +135,12 @@ class EngineLoop:
         jobs: list[Job] = []
         try:
             while (fresh := self._take(may_wait=not jobs)) is not None:
+                begun = time.perf_counter()
                 jobs += fresh
                 self._queue(fresh)
-                self._pass(jobs)
+                pass_s = self._pass(jobs)
                 jobs = self._publish(jobs)
+                self.metrics.between.inc(time.perf_counter() - begun - pass_s)
         except BaseException:
             log.exception("the engine thread has died")
             with self._changed:
@@ -168,8 +170,9 @@ class EngineLoop:
                 log.exception("a request could not be queued")
                 job.request.abort(error)
 
-    def _pass(self, jobs: list[Job]) -> None:
-        """One pass for all. What a request fails with is told when it is counted."""
+    def _pass(self, jobs: list[Job]) -> float:
+        """One pass for all, and its seconds. What a request fails with is told when it is
+        counted."""
         now = time.perf_counter()
         for job in jobs:
             if now > job.deadline and not job.request.is_done:
@@ -179,14 +182,17 @@ class EngineLoop:
                 job.cancel()
         request = next((job.request for job in jobs if not job.request.is_done), None)
         if request is None:
-            return
+            return 0.0
+        begun = time.perf_counter()
         try:
             self.lm.step(request)
         except Exception as error:
             if error is not request.failure:
                 self.metrics.failures.inc()
                 log.exception("a pass failed; all requests end with it")
-        self.metrics.passes.observe(time.perf_counter() - now)
+        pass_s = time.perf_counter() - begun
+        self.metrics.passes.observe(pass_s)
+        return pass_s
 
     def _publish(self, jobs: list[Job]) -> list[Job]:
         """Shows readers what is new, and returns the jobs that are not done."""

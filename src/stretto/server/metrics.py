@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,10 @@ class Metrics:
         self.passes = Histogram(
             "stretto_pass_seconds", "Wall clock of a pass.", buckets=SHORT_S, registry=registry
         )
+        self.between = Counter(
+            "stretto_between_passes_seconds",
+            "What the engine's thread does for the server, besides passes.", registry=registry,
+        )  # fmt: skip
         self._finished = Counter(
             "stretto_samples", "Samples that ended.", ["finish_reason"], registry=registry
         )
@@ -57,6 +62,8 @@ class Metrics:
             "stretto_running": ("Samples in the batch.", lambda: len(scheduler.running)),
             "stretto_waiting": ("Samples waiting for slots.", lambda: len(scheduler.waiting)),
             "stretto_preemptions": ("Preemptions so far.", lambda: scheduler.num_preemptions),
+            "stretto_forward_seconds": ("Of passes, in the engine.", lambda: scheduler.forward_s),
+            "stretto_event_loop_cpu_seconds": ("CPU time of the event loop.", time.thread_time),
             "stretto_pool_slots": ("KV slots in all.", lambda: pool.num_slots),
             "stretto_pool_free_slots": ("KV slots free.", lambda: pool.num_free_pages * page),
         }
@@ -76,5 +83,5 @@ class Metrics:
             self._whole.observe(timing.finished - timing.submitted)
 
     def text(self) -> bytes:
-        """The metrics in Prometheus's text format."""
+        """The metrics in Prometheus's text format. For the event loop, whose time is read."""
         return generate_latest(self._registry)
