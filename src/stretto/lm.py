@@ -327,8 +327,10 @@ class LM:
         forces drawn tokens. Raises `InvalidInput` and its kinds for what cannot be answered.
         """
         from stretto.runtime.request import Request
+        from stretto.tokens.asked import check_asked
 
         params = SamplingParams() if params is None else params
+        check_asked(self.card, params)
         chosen = get_method(method, self.card.dialect)
         chat = self.chat(prompt, raw)
         self._check_length(chat)

@@ -22,6 +22,11 @@ ORDERS = ("entropy", "confidence", "margin", "random")
 """What a block's pass writes first: where the distribution has the lowest entropy, where what was
 drawn is likeliest, where the likeliest is furthest ahead of the next one, or anything."""
 
+BLOCK_FIELDS = (
+    "max_rounds", "steps_ratio", "threshold", "order", "length_scale", "early_finish",
+)  # fmt: skip
+"""Settings that only models that write blocks have."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -37,7 +42,8 @@ class SamplingParams:
     their length that they take as passes; with a `threshold` a pass instead writes all that is at
     least so likely, and one token at least. `order` says what is written first, `length_scale`
     multiplies promised lengths, and with `early_finish` a block is done at its first filler that
-    all before it are written of. Raises `InvalidInput` for a bad value.
+    all before it are written of. A `variant` or `convention` names the one that the model must be
+    of; None is the model's own. Raises `InvalidInput` for a bad value.
     """
 
     max_tokens: int = 256
@@ -56,6 +62,8 @@ class SamplingParams:
     order: str = "entropy"
     length_scale: float = 1.0
     early_finish: bool = False
+    variant: str | None = None
+    convention: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", tuple(_several("stop", self.stop)))
@@ -96,6 +104,10 @@ class SamplingParams:
             raise UnknownName("order", self.order, list(ORDERS))
         if not isinstance(self.early_finish, bool):
             raise InvalidInput(f"early_finish must be True or False, got {self.early_finish!r}")
+        for name in ("variant", "convention"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise InvalidInput(f"{name} must be a name or None, got {value!r}")
 
 
 def _several(name: str, values: object) -> list[Any]:

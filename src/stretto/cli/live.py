@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -12,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from stretto.cli.output import escaped
-from stretto.runtime.events import Evicted, ThreadEnd, ThreadStart, Token
+from stretto.runtime.events import Denoised, Evicted, ThreadEnd, ThreadStart, Token
 from stretto.trace import is_drawn
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 COLOURS = ("cyan", "magenta", "green", "yellow", "bright_blue", "bright_red", "bright_green")
 REFRESH_S = 0.08
 CURSOR = "▌"
+MASKED = "░"
+"""Stands for a token of a block that is not written yet."""
 LET_GO = "dim strike"
 """The style of text that its own thread no longer sees."""
 MAX_TOPIC = 24
@@ -35,8 +38,9 @@ Piece = tuple[str, str]
 class Voice:
     """A thread as it is shown. `draft` are annotation tokens it drew before any text of its own.
 
-    `begins` are the segments that its text is of and where they begin in it; `gone` those that the
-    thread no longer sees.
+    `block`: ids of a block that is being written, None for what is not yet. `begins` are the
+    segments that its text is of and where they begin in it; `gone` those that the thread no longer
+    sees.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Voice:
     draft: list[int] = field(default_factory=list)
     children: list[tuple[int, str]] = field(default_factory=list)
     is_open: bool = True
+    block: list[int | None] | None = None
     begins: list[tuple[int, int]] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
 
@@ -92,7 +97,7 @@ class LiveDocument:
             case Token():
                 voice = self.voices[event.thread]
                 voice.write(event.text, event.segment)
-                if is_drawn(event.origin):
+                if is_drawn(event.origin) and voice.block is None:
                     self.num_tokens += 1
                     self.num_steps = max(self.num_steps, event.step)
                     if event.markup:
@@ -101,11 +106,23 @@ class LiveDocument:
                 voice = self.voices[event.thread]
                 voice.write(event.text)
                 voice.is_open = False
+            case Denoised():
+                self._denoise(event)
             case Evicted():
                 self.voices[event.thread].gone.add(event.segment)
                 self.num_evicted += event.num_tokens
             case _:
                 pass
+
+    def _denoise(self, event: Denoised) -> None:
+        voice = self.voices[event.thread]
+        if voice.block is None:
+            voice.block = [None] * event.length
+        for index, token in zip(event.indices, event.tokens, strict=True):
+            voice.block[index] = token
+        if event.indices:
+            self.num_tokens += len(event.indices)
+            self.num_steps = max(self.num_steps, event.step)
 
     def pieces(self, *, final: bool = False) -> Iterator[Piece]:
         """The document in order. Unless `final`, with drafts and with cursors of open threads, and
@@ -124,9 +141,20 @@ class LiveDocument:
         yield from voice.pieces(start, len(voice.text), final=final)
         if final or not voice.is_open:
             return
+        if voice.block is not None:
+            yield from self._block_pieces(voice.block, voice.style)
+            return
         if voice.draft and not voice.text and not voice.children:
             yield self._decode(voice.draft), f"dim {voice.style}".strip()
         yield CURSOR, voice.style
+
+    def _block_pieces(self, block: list[int | None], style: str) -> Iterator[Piece]:
+        for is_masked, run in groupby(block, lambda token: token is None):
+            tokens = list(run)
+            if is_masked:
+                yield MASKED * len(tokens), f"dim {style}".strip()
+            else:
+                yield self._decode([token for token in tokens if token is not None]), style
 
 
 class LiveView:

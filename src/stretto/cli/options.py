@@ -71,6 +71,20 @@ MaxThreadTokens = Annotated[
 ]
 MaxForks = Annotated[int, _option("Sampling", "Most threads to fork.", metavar="N")]
 
+_BLOCKS = "Blocks, of dialect planned"
+Order = Annotated[
+    str, _option(_BLOCKS, "What is written first: entropy, confidence, margin or random.")
+]
+StepsRatio = Annotated[float, _option(_BLOCKS, "Passes per token of a span.", metavar="X")]
+Threshold = Annotated[
+    float | None, _option(_BLOCKS, "Write all that is so likely in a pass.", metavar="X")
+]
+LengthScale = Annotated[float, _option(_BLOCKS, "Multiplies promised lengths.", metavar="X")]
+EarlyFinish = Annotated[bool, _option(_BLOCKS, "End a span at its first [PAD].", "--early-finish")]
+MaxRounds = Annotated[int, _option(_BLOCKS, "Most plans.", metavar="N")]
+Variant = Annotated[str | None, _option(_BLOCKS, "Refuse a model of another one.")]
+Convention = Annotated[str | None, _option(_BLOCKS, "Refuse a model of another one.")]
+
 AsJson = Annotated[bool, _option("Output", "Print one JSON object.", "--json")]
 Compare = Annotated[
     bool, _option("Output", "Also decode sequentially, and report the speed-up.", "--compare")

@@ -19,7 +19,8 @@ def trace_document(
 ) -> dict[str, Any]:
     """The JSON object: the answer as `run --json` has it, then what `trace show --json` says.
 
-    `token_ids`, `origins`, `markup` and `steps` of a segment stand beside its `tokens`.
+    `token_ids`, `origins`, `markup` and `steps` of a segment stand beside its `tokens`, and of a
+    block `num_passes`.
     """
     from stretto.cli.trace import describe
     from stretto.dialects.base import Parsed
@@ -31,6 +32,8 @@ def trace_document(
         shown["origins"] = list(segment.origins)
         shown["markup"] = list(segment.markup)
         shown["steps"] = list(segment.steps)
+        if segment.kind == "block":
+            shown["num_passes"] = segment.num_passes
     answer = completion.to_json()
     head = {name: answer.pop(name) for name in ("method", "model", "engine", "seed")}
     return {

@@ -37,6 +37,7 @@ class SegmentPart(_Part):
     origins: list[Origin]
     markup: list[bool]
     steps: list[int | None]
+    num_passes: int = 0
 
     @model_validator(mode="after")
     def _is_whole(self) -> SegmentPart:
@@ -158,6 +159,7 @@ def _trace_of(found: FilePart) -> Trace:
             origins=tuple(s.origins),
             markup=tuple(s.markup),
             steps=tuple(s.steps),
+            num_passes=s.num_passes,
         )
         for s in found.segments
     )

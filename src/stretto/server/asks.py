@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from stretto.errors import InvalidInput
 from stretto.methods.spelling import SETTINGS, spell
-from stretto.params import SURROGATE, SamplingParams
+from stretto.params import BLOCK_FIELDS, SURROGATE, SamplingParams
 from stretto.server.errors import ApiError, of_input
 from stretto.server.schema import ChatRequest, Common, CompletionRequest, Extension
 from stretto.server.settings import Settings
@@ -130,4 +130,5 @@ def _params(body: Common, own: Extension, settings: Settings) -> SamplingParams:
         seed=secrets.randbelow(1 << 31) if body.seed is None else body.seed,
         max_thread_tokens=own.max_thread_tokens,
         max_forks=own.max_forks,
+        **{name: getattr(own, name) for name in (*BLOCK_FIELDS, "variant", "convention")},
     )  # fmt: skip

@@ -114,6 +114,7 @@ class Extension(Wire):
 
     `budget`, `pin_prompt`, `page_tokens`, `sinks` and `reindexed` are of methods that keep to a
     budget of visible tokens. `max_thread_tokens` caps each forked thread, `max_forks` their number.
+    The last ones are of models that write blocks.
     """
 
     method: ShortText = "auto"
@@ -127,6 +128,14 @@ class Extension(Wire):
     stop_ids: list[int] = Field(default_factory=list, max_length=64, fail_fast=True)
     max_thread_tokens: int | None = None
     max_forks: int = 64
+    max_rounds: int = 64
+    order: ShortText = "entropy"
+    steps_ratio: float = 1.0
+    threshold: float | None = None
+    length_scale: float = 1.0
+    early_finish: bool = False
+    variant: ShortText | None = None
+    convention: ShortText | None = None
 
 
 class Common(Wire):
