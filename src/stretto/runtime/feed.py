@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from stretto.recorder import Recorder
+from stretto.recorder import MAIN, Recorder
 from stretto.runtime.lane import Lane
 from stretto.runtime.memory import RequestMemory
 from stretto.runtime.pool import Pool
@@ -64,6 +64,11 @@ class Feed:
                 at += run.num_logits
             if not thread.is_open and not thread.unfed:
                 del self._lanes[thread.name]
+
+    def skip(self, count: int) -> None:
+        """Main's first `count` unfed tokens have slots, and their keys and values lie there."""
+        self._next = None
+        self._recorder.fed(self._recorder.threads[MAIN], count)
 
     def _next_rows(self, limit: int) -> list[LaneRows]:
         """The next unfed tokens; found once a pass, since nothing is placed before it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stretto.runtime.pool import Pool, SlotList
@@ -15,13 +15,19 @@ Lengths = Mapping[int, int]
 
 
 class RequestMemory:
-    """Slots of one request's segments. `epoch` changes when they move, after a preemption."""
+    """Slots of one request's segments. `epoch` changes when they move, after a preemption.
+
+    `on_leaving` is called once, before the last of them are given back. `num_adopted` counts tokens
+    whose keys and values were there before the request.
+    """
 
     def __init__(self) -> None:
         self.slots: dict[int, SlotList] = {}
         self.epoch = 0
         self.num_pages = 0
         self.peak_pages = 0
+        self.num_adopted = 0
+        self.on_leaving: Callable[[], None] | None = None
         self._kept: tuple[list[tuple[SlotList, int]], Any] | None = None
 
     def pages_needed(self, pool: Pool, rows: Iterable[Lengths]) -> int:
@@ -44,9 +50,22 @@ class RequestMemory:
                 self.num_pages += len(slots.pages) - before
         self.peak_pages = max(self.peak_pages, self.num_pages)
 
+    def adopt(self, pool: Pool, handle: int, pages: Sequence[int]) -> int:
+        """A segment without slots begins with pages that others have written; how many tokens
+        these hold."""
+        slots = self.slots[handle] = pool.share(pages)
+        self.num_pages += len(pages)
+        self.peak_pages = max(self.peak_pages, self.num_pages)
+        self.num_adopted += len(slots.slots)
+        self.epoch += 1  # an engine has yet to learn of the segment's slots so far
+        return len(slots.slots)
+
     def free(self, pool: Pool, handles: Iterable[int] | None = None) -> None:
         """Gives back the pages of some segments; None: of all, and any copy made of them."""
         if handles is None:
+            leaving, self.on_leaving = self.on_leaving, None
+            if leaving is not None:
+                leaving()
             handles = list(self.slots)
             self._kept = None
         for handle in handles:

@@ -1,0 +1,223 @@
+"""Prompts that begin alike: what one request has fed, later ones take over instead of feeding it.
+
+What can be shared are whole pages of *plain* tokens: those of main from the first one on, each at
+the position of its index and seeing all tokens before it and nothing else. Their keys and values
+follow from the tokens alone, so a request whose prompt begins with the same tokens holds the same
+pages, and begins to feed behind them. Nobody writes to a page that is shared, and a request that
+hides a segment only gives up its own hold on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stretto.recorder import MAIN, Recorder
+from stretto.runtime.memory import RequestMemory
+from stretto.runtime.pool import Pool
+
+if TYPE_CHECKING:
+    from stretto.runtime.request import Request
+
+WORTH_WAITING_TOKENS = 16
+"""A prompt waits for another one that is being fed if it is spared so many tokens by it, or half
+of its own."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A page and the tokens on it; `parent` has those before them. The root has no page."""
+
+    page: int
+    parent: Node | None
+    tokens: tuple[int, ...]
+    children: dict[tuple[int, ...], Node] = field(default_factory=dict)
+
+
+class Prefixes:
+    """The pages of a pool that are kept, as a tree by their tokens: a page a node.
+
+    Which of them go when room is needed, the pool says; those behind them go as well.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        pool.on_reuse = self.drop
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing is known; the pool has been reset."""
+        self._root = Node(-1, None, ())
+        self._by_page: dict[int, Node] = {}
+
+    def clear(self) -> None:
+        """Nothing is kept any more. Requests under way hold what they hold."""
+        for page in list(self._by_page):
+            self._pool.forget(page)
+        self.reset()
+
+    def find(self, tokens: Sequence[int]) -> list[int]:
+        """The pages of the longest known beginning of `tokens`, all of them full."""
+        node, pages = self._root, []
+        for key in self._keys(tokens, len(tokens) // self._pool.page_size):
+            child = node.children.get(key)
+            if child is None:
+                break
+            pages.append(child.page)
+            node = child
+        return pages
+
+    def put(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
+        """`pages`, which are held, have the first of these plain tokens on them, and are full.
+        Where the same tokens are known on other pages, those stay the known ones."""
+        node = self._root
+        for key, page in zip(self._keys(tokens, len(pages)), pages, strict=True):
+            child = node.children.get(key)
+            if child is None:
+                child = node.children[key] = self._by_page[page] = Node(page, node, key)
+                self._pool.keep(page)
+            node = child
+
+    def drop(self, page: int) -> None:
+        """A page, and all that stand behind it, are not to be found any more."""
+        top = self._by_page[page]
+        if top.parent is not None:
+            del top.parent.children[top.tokens]
+        gone = [top]
+        while gone:
+            node = gone.pop()
+            gone += node.children.values()
+            del self._by_page[node.page]
+            self._pool.forget(node.page)
+
+    def _keys(self, tokens: Sequence[int], count: int) -> Iterable[tuple[int, ...]]:
+        size = self._pool.page_size
+        return (tuple(tokens[i * size : (i + 1) * size]) for i in range(count))
+
+
+class Sharing:
+    """What a scheduler does with prefixes: finds and adopts them, keeps them, and says who waits.
+
+    A request with a policy takes no part: it may hide any of its prompt, and hear of its rows.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.prefixes = Prefixes(pool)
+        self.num_adopted_tokens = 0
+        self._pool = pool
+        self._feeding: list[Request] = []  # whose prompts are not known yet
+
+    def reset(self) -> None:
+        self.prefixes.reset()
+        self._feeding = []
+
+    def pages_for(self, request: Request) -> list[int]:
+        """The pages that a request which has fed nothing yet may begin with. Its last token is not
+        on them: somebody must say what comes after it."""
+        if not _is_fresh(request):
+            return []
+        return self.prefixes.find(_prompt(request)[:-1])
+
+    def is_worth_waiting(self, request: Request, pages: Sequence[int]) -> bool:
+        """Whether a prompt that is being fed will spare the request much more than `pages` do."""
+        if not (self._feeding and _is_fresh(request)):
+            return False
+        prompt, size = _prompt(request), self._pool.page_size
+        enough = min(WORTH_WAITING_TOKENS, (len(prompt) + 1) // 2)
+        return any(
+            num_common(prompt[:-1], _prompt(other)) // size * size - len(pages) * size >= enough
+            for other in self._feeding
+        )
+
+    def begin(self, request: Request, pages: Sequence[int]) -> None:
+        """The request is running now, and begins with `pages`."""
+        if not _is_fresh(request):
+            return
+        if pages:
+            request.feed.skip(request.memory.adopt(self._pool, 0, pages))
+            self.num_adopted_tokens += request.memory.num_adopted
+        self._feeding.append(request)
+        request.memory.on_leaving = lambda: self._leave(request)
+
+    def update(self, running: Sequence[Request]) -> None:
+        """Prompts that have been fed by now are known."""
+        if not self._feeding:
+            return
+        ids = {id(request) for request in running}
+        here = [request for request in self._feeding if id(request) in ids]
+        self._feeding = [request for request in here if _feeds_prompt(request)]
+        for request in here:
+            if not _feeds_prompt(request):
+                self._keep(request)
+
+    def forget(self, requests: Iterable[Request]) -> None:
+        """Nothing is known any more, and of these requests nothing ever will be."""
+        for request in requests:
+            request.memory.on_leaving = None
+        self._feeding = []
+        self.prefixes.clear()
+
+    def _leave(self, request: Request) -> None:
+        self._feeding = [other for other in self._feeding if other is not request]
+        self._keep(request)
+
+    def _keep(self, request: Request) -> None:
+        tokens, pages = plain_pages(request.recorder, request.memory, self._pool.page_size)
+        self.prefixes.put(tokens, pages)
+
+
+def plain_pages(
+    recorder: Recorder, memory: RequestMemory, page_size: int
+) -> tuple[list[int], list[int]]:
+    """The plain tokens of a request that have been fed, and the full pages that they lie on."""
+    main = recorder.threads[MAIN]
+    first_unfed = {u.segment: u.index for u in reversed(main.unfed)}
+    tokens: list[int] = []
+    pages: list[int] = []
+    bits = 0
+    for segment in map(recorder.segments.__getitem__, main.segments):
+        if not segment.tokens:
+            continue
+        start, held = len(tokens), memory.slots.get(segment.handle)
+        is_plain = segment.kind == "causal" and segment.sees == bits and not start % page_size
+        if held is None or not is_plain:
+            break
+        num_fed = min(first_unfed.get(segment.handle, len(segment.tokens)), len(held.slots))
+        expected = range(start, start + num_fed)
+        if segment.positions[:num_fed] != list(expected):
+            break
+        tokens += segment.tokens[:num_fed]
+        pages += held.pages[: num_fed // page_size]
+        if num_fed < len(segment.tokens):
+            break
+        bits |= 1 << segment.handle
+    return tokens, pages
+
+
+def num_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences begin with that are the same."""
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:
+        return length
+    return next(i for i in range(length) if a[i] != b[i])
+
+
+def _prompt(request: Request) -> list[int]:
+    """The prompt of a request without a policy, which is one segment."""
+    return request.recorder.segments[0].tokens[: request.num_prompt_tokens]
+
+
+def _is_fresh(request: Request) -> bool:
+    """Whether it may adopt pages: it has fed nothing, and nothing of its prompt can be hidden
+    apart from the rest of it."""
+    return (
+        request.policy is None
+        and not request.memory.slots
+        and request.recorder.num_unfed == request.num_prompt_tokens
+    )
+
+
+def _feeds_prompt(request: Request) -> bool:
+    unfed = request.recorder.threads[MAIN].unfed
+    return bool(unfed) and unfed[0].segment == 0
