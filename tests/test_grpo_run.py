@@ -317,6 +317,12 @@ def test_tasks_that_cannot_reward_are_refused(tmp_path: Path) -> None:
         (["--task", "multipart2"], "unknown task 'multipart2'"),
         (["--engine", "vllm", "--dry-run"], "unknown engine 'vllm'"),
         (["--seed", "-1"], "seed is -1"),
+        (["--rank", "8"], "--rank is of a LoRA, and all weights are trained; leave it out"),
+        (
+            ["--prompts-per-step", "9"],
+            "a step has 9 problems and there are 8; give more, or --prom",
+        ),
+        (["--limit", "2"], "a step has 3 problems and there are 2"),
         (["--seed", str(1 << 63)], f"seed is {1 << 63}"),
         (["--kv-measure", "9" * 5000], "it is cost, same, or a number of tokens"),
         (["--config", "."], "cannot read .: Is a directory"),
@@ -356,11 +362,23 @@ def test_problems_that_cannot_be_answered_are_no_validation(
 ) -> None:
     long = tmp_path / "long.jsonl"
     long.write_text(json.dumps({"prompt": "say " * 3000, "answer": "7"}) + "\n")
-    own = [str(long) if flag.endswith("valid.jsonl") else flag for flag in flags(given, tmp_path)]
+    own = flags(given, tmp_path / "out")
+    own = [str(long) if flag.endswith("valid.jsonl") else flag for flag in own]
     code, out, err = run(*own, "-q")
     assert (code, out) == (1, "")
     assert "no problem of the validation could be answered; the run's rejects.jsonl says why" in err
-    assert "the prompt has" in (tmp_path / "rejects.jsonl").read_text()
+    assert "the prompt has" in (tmp_path / "out" / "rejects.jsonl").read_text()
+
+
+def test_a_folder_of_something_else_is_left_alone(given: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    code, out, err = run(*flags(given, tmp_path))
+    assert (code, out) == (2, "")
+    assert "holds 'thesis.tex' and no run (config.json); name a folder that is new or empty" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+    code, _, err = run(*flags(given, given / "model"))
+    assert code == 2
+    assert "config.json holds no settings" in err
 
 
 def test_several_processes_are_refused(

@@ -16,6 +16,7 @@ from stretto.methods.budget import Budget, parse_budget
 from stretto.methods.evicting import EvictingMethod
 from stretto.methods.paged_h2o import PagedH2O
 from stretto.methods.random_evict import RandomEvict
+from stretto.methods.spelling import read, spell
 from stretto.methods.streaming_llm import StreamingLLM
 from stretto.methods.window import Window
 from stretto.runtime.events import Evicted
@@ -379,6 +380,14 @@ def test_bad_budgets_are_refused(budget: Any) -> None:
 def test_budgets_are_read(text: str, amount: float) -> None:
     assert parse_budget(text) == amount
     assert type(parse_budget(text)) is type(amount)
+
+
+@pytest.mark.parametrize("amount", [1, 10**17, 0.5, 1.0, 1e-05, 0.1 + 0.2, 2.5e-300])
+def test_a_budget_is_spelled_as_it_is_read(amount: float) -> None:
+    text = spell("window", {"budget": amount, "pin_prompt": True})
+    assert read(text) == ("window", {"budget": amount, "pin_prompt": True})
+    assert read(Window(budget=amount).name)[1] == {"budget": amount}
+    assert spell("window", {"budget": 0.00001}) == "window,budget=0.00001"
 
 
 @pytest.mark.parametrize("text", ["", "x", "-3", "0", "0%", "150%", "1e3", "inf", "٣", "2.5"])

@@ -420,6 +420,8 @@ def test_a_second_opponent_is_a_prompts_first_reference(
         (["--dtype", "int8"], "weights of int8 can sample"),
         (["--targets", "q_proj,c_attn"], "the model has no layer 'c_attn' to adapt"),
         (["--targets", ","], "name no layer"),
+        (["--full", "--rank", "4"], "--rank is of a LoRA, and all weights are trained; leave it"),
+        (["--full", "--targets", "mlp"], "--targets is of a LoRA, and all weights are trained"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(

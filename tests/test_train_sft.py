@@ -385,6 +385,8 @@ def test_what_is_missing_is_asked_for(
         (["--model", base, "--data", rows], "no folder for the run"),
         (["--model", base, "--out", "x"], "no data to train on"),
         (["--lora", "--full"], "--lora and --full are both given"),
+        (["--full", "--rank", "4"], "--rank is of a LoRA, and all weights are trained; leave it"),
+        (["--full", "--dropout", "0.0"], "--dropout is of a LoRA, and all weights are trained"),
         (["--config", "nowhere.toml"], "no file nowhere.toml"),
         (["--lr", "0"], "lr is 0.0"),
         (["--epochs", "inf"], "epochs is inf"),

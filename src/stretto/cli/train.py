@@ -134,14 +134,12 @@ def sft(
     changes = dict(locals())
     for name in ("config", "lora", "full", "dry_run", "as_json", "quiet"):
         changes.pop(name)
-    from stretto.cli.train_parts import plain_values, run_sft, show_estimate
-    from stretto.errors import InvalidInput
+    from stretto.cli.train_parts import check_lora, how_of, plain_values, run_sft, show_estimate
     from stretto.train.config import SftConfig
 
-    if lora and full:
-        raise InvalidInput("--lora and --full are both given; leave one out")
-    changes["how"] = "lora" if lora else "full" if full else None
+    changes["how"] = how_of(lora=lora, full=full)
     settings = SftConfig.read(config, plain_values(changes))
+    check_lora(settings.how, changes)
     if dry_run:
         show_estimate(settings, as_json=as_json)
         return

@@ -150,15 +150,13 @@ def grpo(
     changes = dict(locals())
     for name in ("config", "lora", "full", "threads", "dry_run", "as_json", "quiet"):
         changes.pop(name)
-    from stretto.cli.train_parts import plain_values
+    from stretto.cli.train_parts import check_lora, how_of, plain_values
     from stretto.cli.train_score import set_threads
-    from stretto.errors import InvalidInput
     from stretto.train.grpo_config import GrpoConfig
 
-    if lora and full:
-        raise InvalidInput("--lora and --full are both given; leave one out")
-    changes["how"] = "lora" if lora else "full" if full else None
+    changes["how"] = how_of(lora=lora, full=full)
     settings = GrpoConfig.read(config, plain_values(changes))
+    check_lora(settings.how, changes)
     set_threads(threads)
     if dry_run:
         _show_estimate(settings, as_json)

@@ -28,6 +28,27 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+OF_LORA = ("rank", "alpha", "targets", "dropout")
+
+
+def how_of(*, lora: bool, full: bool) -> str | None:
+    """What is trained, as flags say it; None where neither is given."""
+    from stretto.errors import InvalidInput
+
+    if lora and full:
+        raise InvalidInput("--lora and --full are both given; leave one out")
+    return "lora" if lora else "full" if full else None
+
+
+def check_lora(how: str | None, given: Mapping[str, Any]) -> None:
+    """Raises `InvalidInput` for an option of a LoRA that is given where all weights are trained."""
+    from stretto.errors import InvalidInput
+
+    for name in OF_LORA:
+        if how == "full" and given.get(name) is not None:
+            raise InvalidInput(f"--{name} is of a LoRA, and all weights are trained; leave it out")
+
+
 def plain_values(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Flags as settings: paths become strings."""
     plain: dict[str, Any] = {}

@@ -74,10 +74,10 @@ def prefer(
     max_steps: Annotated[int | None, typer.Option(metavar="N", help="Steps a round.")] = None,
     checkpoint_every: Annotated[int, typer.Option(metavar="N", help="In steps.")] = 20,
     full: Annotated[bool, typer.Option("--full", help="Train all weights, not a LoRA.")] = False,
-    rank: Annotated[int, typer.Option(metavar="N", help="Of a new LoRA.")] = 4,
+    rank: Annotated[int | None, typer.Option(metavar="N", help="Of a new LoRA; 4.")] = None,
     targets: Annotated[
-        str, typer.Option(help="Layers of a new LoRA: all, attention, mlp.")
-    ] = "all",
+        str | None, typer.Option(help="Layers of a new LoRA: all, attention, mlp.")
+    ] = None,
     seed: options.Seed = 0,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
@@ -90,7 +90,7 @@ def prefer(
 
     Each round samples with the model of the round before. The same command goes on where it ended.
     """
-    from stretto.cli.train_parts import is_first
+    from stretto.cli.train_parts import check_lora, is_first
     from stretto.cli.train_plan import Plan, Sampling
     from stretto.cli.train_rounds import run_rounds
     from stretto.train.lora import Lora
@@ -102,6 +102,9 @@ def prefer(
         pack_tokens=pack_tokens, max_steps=max_steps, checkpoint_every=checkpoint_every, rank=rank,
     )  # fmt: skip
     data_options.check(low=2, n=n)
+    own = {"rank": rank, "targets": targets}
+    check_lora("full" if full else "lora", own)
+    lora = Lora(**{name: value for name, value in own.items() if value is not None})
     settings = PreferSettings(
         schedule=Schedule(LR["full" if full else "lora"] if lr is None else lr, schedule, warmup),  # type: ignore[arg-type]
         alpha=alpha,
@@ -145,7 +148,7 @@ def prefer(
         length_ratio=length_ratio,
         judge=judging,
         settings=settings,
-        lora=None if full else Lora(rank=rank, targets=targets),
+        lora=None if full else lora,
         dtype=dtype,
         device=device,
         quiet=quiet,

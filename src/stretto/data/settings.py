@@ -38,6 +38,17 @@ def hold_to(
             )
 
 
+def hold_folder_to(folder: Path, name: str, settings: dict[str, Any]) -> None:
+    """As `hold_to` of the file `name` in a folder that is a run's alone: raises `InvalidInput` too
+    if the folder holds something and no such file, since it is of something else then."""
+    held = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    if name not in held and (others := [n for n in held if not n.startswith(".")]):
+        raise InvalidInput(
+            f"{folder} holds {others[0]!r} and no run ({name}); name a folder that is new or empty"
+        )
+    hold_to(folder / name, settings, str(folder))
+
+
 def _write(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,9 @@ for the box, `boxed` leaves prompts as they are, for models that were trained to
 from __future__ import annotations
 
 import re
+from functools import partial
 
-from stretto.errors import InvalidInput
-from stretto.eval.tasks import Item, Loaded, Score, Source, Task, from_files
+from stretto.eval.tasks import Item, Loaded, Score, Source, Task, from_files, lacks_reference
 
 REQUEST = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 """What task `math` appends to every problem."""
@@ -24,7 +24,7 @@ def boxed_task(name: str, request: str = "") -> Task:
     """The task of this name, whose prompts end with `request`."""
 
     def load(source: Source) -> Loaded:
-        return from_files(name, source, lambda *line: _item(source, request, *line))
+        return from_files(name, source, partial(_item, source, request))
 
     return Task(name, 2, load, boxed, has_votes=True)
 
@@ -32,11 +32,7 @@ def boxed_task(name: str, request: str = "") -> Task:
 def _item(source: Source, request: str, prompt: str, reference: str | None, place: str) -> Item:
     wanted = "" if reference is None else wanted_of(reference)
     if not normal(wanted):
-        field = source.reference_field or "response or answer"
-        raise InvalidInput(
-            f"{place} has no text in field {field}, the reference answer; name the field that has "
-            "with --reference-field"
-        )
+        raise lacks_reference(source, place)
     return Item(prompt + request, wanted)
 
 

@@ -128,6 +128,15 @@ def load_prompts(task: Task, source: Source) -> Prompts:
     return Prompts(tuple(unique.values()), left_out)
 
 
+def lacks_reference(source: Source, place: str) -> InvalidInput:
+    """The error for a line whose reference answer is missing, or cannot be used."""
+    field = source.reference_field or "response or answer"
+    return InvalidInput(
+        f"{place} has no text in field {field}, the reference answer; name the field that has with "
+        "--reference-field"
+    )
+
+
 def from_files(task: str, source: Source, make: Callable[[str, str | None, str], Item]) -> Loaded:
     """Items of a user's JSONL files: `make(prompt, reference, place)` of each line selected."""
     from stretto.data.rows import read_sources

@@ -37,9 +37,15 @@ def requests_of(config: GrpoConfig, engine: str | None = None) -> int:
 
 
 def problems_of(config: GrpoConfig) -> tuple[Problems, Problems | None]:
-    """The problems to train on and those to validate on. Raises `InvalidInput` where they meet."""
+    """The problems to train on and those to validate on. Raises `InvalidInput` where they meet, and
+    for fewer problems than a step has."""
     source = _source(config, config.prompts, config.split, config.limit)
     problems = load_problems(config.task, source, config.sizes)
+    if (num := len(problems.items)) < config.prompts_per_step:
+        raise InvalidInput(
+            f"a step has {config.prompts_per_step} problems and there are {num}; give more, or "
+            f"--prompts-per-step {num}"
+        )
     if not (config.valid or config.valid_split):
         return problems, None
     paths = config.valid or config.prompts

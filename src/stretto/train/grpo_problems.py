@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from stretto.errors import InvalidInput, UnknownName
 from stretto.eval.judges.exact import ExpectedAnswers
@@ -20,6 +21,7 @@ from stretto.eval.tasks import (
     Task,
     from_files,
     get_task,
+    lacks_reference,
     load_prompts,
 )
 from stretto.problems import TASKS as GENERATED
@@ -90,17 +92,13 @@ def _check(item: Item, text: str) -> Score:
 # -- any file with reference answers ---------------------------------------------------------------
 
 
-def _load(name: str, source: Source) -> Loaded:
-    return from_files(name, source, lambda *line: _item(source, *line))
+def _load(source: Source) -> Loaded:
+    return from_files("exact", source, partial(_item, source))
 
 
 def _item(source: Source, prompt: str, reference: str | None, place: str) -> Item:
     if reference is None or not reference.strip():
-        field = source.reference_field or "response or answer"
-        raise InvalidInput(
-            f"{place} has no text in field {field}, the reference answer; name the field that has "
-            "with --reference-field"
-        )
+        raise lacks_reference(source, place)
     return Item(prompt, reference)
 
 
@@ -111,4 +109,4 @@ def exact(item: Item, text: str) -> Score:
     return Score(check(item.prompt, text))
 
 
-EXACT = Task("exact", 1, lambda source: _load("exact", source), exact)
+EXACT = Task("exact", 1, _load, exact)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto.data.rows import Reject
-from stretto.data.settings import hold_to
+from stretto.data.settings import hold_folder_to
 from stretto.data.store import Store
 from stretto.errors import InvalidInput, Unsupported
 from stretto.files import write_atomically
@@ -87,7 +87,7 @@ class Run:
         trainee = open_for(config)
         switch_off_dropout(trainee.model)
         identity = identity_of(config, problems, held_out)
-        hold_to(self.out / CONFIG, {**config.resolved, **identity}, str(self.out))
+        hold_folder_to(self.out, CONFIG, {**config.resolved, **identity})
         self._write_environment()
         policy = self._policy(trainee, problems, held_out)
         steps = GrpoSteps(
