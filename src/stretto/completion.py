@@ -38,6 +38,7 @@ class Usage:
     `completion_tokens`: drawn tokens with at least one character in the text. `control_tokens`:
     drawn annotation tokens (control, topic and number tokens; an outline). `cut_tokens`: text
     tokens that a stop string cut off. `capped_threads`: forked threads that ended with "length".
+    `cached_tokens`: prompt tokens that were not computed, since an earlier prompt began with them.
     """
 
     prompt_tokens: int
@@ -46,6 +47,7 @@ class Usage:
     cut_tokens: int
     sequential_steps: int
     capped_threads: int
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,7 @@ def count_usage(request: Request, trace: Trace) -> Usage:
             (step for s in trace.response for step in s.steps if step is not None), default=0
         ),
         capped_threads=sum(t.name != MAIN and t.finish_reason == "length" for t in threads),
+        cached_tokens=request.memory.num_adopted,
     )
 
 

@@ -56,6 +56,7 @@ class LM:
         model: Any = None,
         tokenizer: Any = None,
         reload: Callable[[], Any] | None = None,
+        prefix_cache: bool = False,
     ) -> None:
         from stretto.runtime.pool import Pool
         from stretto.runtime.scheduler import Scheduler
@@ -76,7 +77,8 @@ class LM:
         self._new_session = get_dialect(card.dialect).sessions(
             vocabulary, card, engine.max_positions
         )
-        self.scheduler = Scheduler(engine, Pool(engine.num_slots // page_size, page_size))
+        pool = Pool(engine.num_slots // page_size, page_size)
+        self.scheduler = Scheduler(engine, pool, shares_prompts=prefix_cache)
         self._lock = threading.Lock()
         self._folder: Path | None = None  # that it was loaded from
 
@@ -92,12 +94,14 @@ class LM:
         page_size: int = 1,
         offline: bool | None = None,
         extras: Sequence[Extra] = (),
+        prefix_cache: bool = False,
     ) -> Self:
         """Loads a model: the embedded default, a folder, a GGUF file or a hub name.
 
         `dtype` int8 stands for int8 weights in a bfloat16 model. `engine` is auto, hf, packed,
         fused or flex; auto picks one that can do the `extras` that some methods need. `pool_slots`
-        KV slots are allocated at once, for all requests together.
+        KV slots are allocated at once, for all requests together. With `prefix_cache` what prompts
+        begin with is computed once for all that begin so, and kept while there is room.
         Raises `ModelUnavailable`, `UnknownName` or `Unsupported`, each naming a way out.
         """
         from stretto.models import DEFAULT_MODEL, load_hf, resolve
@@ -120,6 +124,7 @@ class LM:
             weights=dtype if dtype == "int8" else None,
             extras=extras,
             reload=lambda: load_hf(resolved.path, dtype=dtype, device=device)[0],
+            prefix_cache=prefix_cache,
         )
         made._folder = resolved.path
         return made
@@ -137,11 +142,13 @@ class LM:
         engine: str = "hf",
         pool_slots: int = DEFAULT_POOL_SLOTS,
         page_size: int = 1,
+        prefix_cache: bool = False,
     ) -> Self:
         """Wraps a Hugging Face model and fast tokenizer already in memory.
 
         `engine` hf runs the model itself; fused or auto may run a packed copy of its weights as
-        they are now, which is faster, and does not follow later training.
+        they are now, which is faster, and does not follow later training. A `prefix_cache`, as in
+        `load`, does not follow it either: `forget_prefixes` when the weights have changed.
 
         A `card` says which ids are control tokens. Without one, a `dialect` other than plain adds
         its control tokens to the tokenizer, and grows the model's embeddings if it must: both are
@@ -165,6 +172,7 @@ class LM:
             pool_slots=pool_slots,
             page_size=page_size,
             engine=engine,
+            prefix_cache=prefix_cache,
         )
 
     @classmethod
@@ -172,6 +180,7 @@ class LM:
         cls, model: Any, tokenizer: Any, card: ModelCard, *, name: str, pool_slots: int,
         page_size: int, engine: str, weights: str | None = None,
         reload: Callable[[], Any] | None = None, extras: Sequence[Extra] = (),
+        prefix_cache: bool = False,
     ) -> Self:  # fmt: skip
         """`reload`: the model is ours alone, may be used up, and can be had again by a call."""
         from stretto.tokens import HFVocabulary
@@ -207,6 +216,7 @@ class LM:
             model=None if is_used_up else model,
             tokenizer=tokenizer,
             reload=reload,
+            prefix_cache=prefix_cache,
         )
 
     @property
@@ -419,6 +429,11 @@ class LM:
     def cancel(self, request: Request) -> None:
         with self._lock:
             self.scheduler.cancel(request)
+
+    def forget_prefixes(self) -> None:
+        """What earlier prompts left in the pool is not used any more."""
+        with self._lock:
+            self.scheduler.forget()
 
     @property
     def between_passes(self) -> AbstractContextManager[object]:

@@ -157,6 +157,7 @@ def load(
     offline: bool,
     quiet: bool = False,
     extras: Sequence[Extra] = (),
+    prefix_cache: bool = False,
 ) -> LM:
     """Loads a model to compute with `threads` CPU threads (None: torch's own choice)."""
     from stretto.lm import LM
@@ -171,6 +172,7 @@ def load(
             page_size=page_size,
             offline=True if offline else None,
             extras=extras,
+            prefix_cache=prefix_cache,
         )
         if threads is not None:
             import torch

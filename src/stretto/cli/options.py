@@ -51,6 +51,10 @@ Threads = Annotated[
 ]
 PageSize = Annotated[int, _option("Model", "KV slots a page.", metavar="N")]
 PoolSlots = Annotated[int, _option("Model", "KV slots in all.", metavar="N")]
+NoPrefixCache = Annotated[
+    bool,
+    _option("Model", "Compute each prompt anew, whatever it begins with.", "--no-prefix-cache"),
+]
 Offline = Annotated[bool, _option("Model", "Fetch nothing.", "--offline")]
 
 MaxTokens = Annotated[int, _option("Sampling", "Tokens of all threads together.", metavar="N")]

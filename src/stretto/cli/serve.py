@@ -41,6 +41,7 @@ def serve(
     threads: options.Threads = None,
     page_size: options.PageSize = 1,
     pool_slots: options.PoolSlots = DEFAULT_POOL_SLOTS,
+    no_prefix_cache: options.NoPrefixCache = False,
     offline: options.Offline = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object when ready.")
@@ -83,6 +84,7 @@ def serve(
             pool_slots=pool_slots,
             page_size=page_size,
             offline=offline,
+            prefix_cache=not no_prefix_cache,
         )
         served, url = lm.name if name is None else name, url_of(opened)
 

@@ -41,6 +41,9 @@ class Metrics:
             "stretto_samples", "Samples that ended.", ["finish_reason"], registry=registry
         )
         self._prompt = Counter("stretto_prompt_tokens", "Prompt tokens.", registry=registry)
+        self._cached = Counter(
+            "stretto_cached_prompt_tokens", "Prompt tokens not computed again.", registry=registry
+        )
         self._drawn = Counter(
             "stretto_drawn_tokens", "Tokens drawn by all threads.", registry=registry
         )
@@ -66,6 +69,10 @@ class Metrics:
             "stretto_event_loop_cpu_seconds": ("CPU time of the event loop.", time.thread_time),
             "stretto_pool_slots": ("KV slots in all.", lambda: pool.num_slots),
             "stretto_pool_free_slots": ("KV slots free.", lambda: pool.num_free_pages * page),
+            "stretto_pool_cached_slots": (
+                "Free KV slots with a prompt's beginning on them.",
+                lambda: pool.num_cached_pages * page,
+            ),
         }
         for name, (text, read) in readings.items():
             Gauge(name, text, registry=self._registry).set_function(read)
@@ -75,6 +82,7 @@ class Metrics:
         timing = request.timing
         self._finished.labels(request.finish_reason).inc()
         self._prompt.inc(request.num_prompt_tokens)
+        self._cached.inc(request.memory.num_adopted)
         self._drawn.inc(request.num_drawn)
         self._threads.inc(len(request.recorder.threads))
         if timing.first_token is not None:

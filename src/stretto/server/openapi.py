@@ -27,6 +27,12 @@ class Error(BaseModel):
     error: ErrorDetail
 
 
+class PromptTokens(BaseModel):
+    """`cached_tokens`: not computed, since an earlier prompt began with them."""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     """`completion_tokens`: drawn tokens with a character in the text, each once. `control_tokens`:
     drawn annotations. `cut_tokens`: text that a stop string cut off. `total_tokens` leaves the
@@ -35,6 +41,7 @@ class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokens
     control_tokens: int
     cut_tokens: int
 

@@ -101,12 +101,14 @@ class Envelope:
 
 def usage_of(completions: Sequence[Completion], num_samples: int) -> dict[str, Any]:
     """Token counts of an answer: each prompt's once, text tokens, and control tokens apart."""
-    prompt = sum(c.usage.prompt_tokens for c in completions[::num_samples])
+    first = completions[::num_samples]
+    prompt = sum(c.usage.prompt_tokens for c in first)
     text = sum(c.usage.completion_tokens for c in completions)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": text,
         "total_tokens": prompt + text,
+        "prompt_tokens_details": {"cached_tokens": sum(c.usage.cached_tokens for c in first)},
         "control_tokens": sum(c.usage.control_tokens for c in completions),
         "cut_tokens": sum(c.usage.cut_tokens for c in completions),
     }

@@ -1,0 +1,418 @@
+"""Prompts that begin alike are fed once: the same answers, with books that add up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from orchestras import RandomSession
+from stubs import StubEngine
+from tiny_lms import tiny_lm
+
+from stretto import LM, SamplingParams
+from stretto.dialects.plain import PlainSession
+from stretto.engines.flex import FlexEngine
+from stretto.engines.fused import FusedEngine
+from stretto.engines.hf import HFEngine
+from stretto.runtime.pool import Pool, PoolError, SlotList
+from stretto.runtime.prefixes import Prefixes, num_common
+from stretto.runtime.request import Request
+from stretto.runtime.scheduler import Scheduler
+
+PAGE_SIZES = [1, 2, 3, 4, 7, 16, 64]
+Answer = tuple[str | None, tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]]
+
+
+def make(prompt: Sequence[int], session: Any = None, *, max_tokens: int = 8, **kw: Any) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, temperature=kw.pop("temperature", 0.0), seed=5)
+    return Request(
+        list(prompt),
+        PlainSession() if session is None else session,
+        params,
+        **{"decode": str, "end_ids": frozenset(), "max_positions": 512, **kw},
+    )
+
+
+def prompts_that_begin_alike(rng: random.Random, count: int) -> list[list[int]]:
+    """Each begins with some of what an earlier one has, or is the same, or its own."""
+    found = [[rng.randrange(90) for _ in range(rng.randrange(1, 90))]]
+    while len(found) < count:
+        other = rng.choice(found)
+        own = [rng.randrange(90) for _ in range(rng.randrange(0, 30))]
+        cut = rng.choice([0, len(other), rng.randrange(len(other) + 1)])
+        found.append((other[:cut] + own) or [1])
+    return found
+
+
+def mix(seed: int, count: int, *, forks: bool = True) -> list[Request]:
+    rng = random.Random(f"mix {seed}")
+    prompts = prompts_that_begin_alike(rng, count)
+    return [
+        make(
+            prompt,
+            RandomSession(seed + k) if forks and rng.random() < 0.5 else PlainSession(),
+            max_tokens=rng.randrange(1, 40),
+            temperature=rng.choice([0.0, 1.0]),
+            sample=k,
+        )
+        for k, prompt in enumerate(prompts)
+    ]
+
+
+def answer(request: Request) -> Answer:
+    segments = request.recorder.freeze().segments
+    return request.finish_reason, tuple((s.thread, s.tokens, s.positions) for s in segments)
+
+
+def free_slots(pool: Pool) -> list[int]:
+    """Those on which nothing lies that anybody will read."""
+    size = pool.page_size
+    pages = [pool._by_rank[rank] for rank in pool._free]
+    return [page * size + i for page in pages for i in range(size)]
+
+
+def alone(engine: Any, request: Request, num_pages: int, page_size: int) -> Answer:
+    scheduler = Scheduler(engine, Pool(num_pages, page_size))
+    scheduler.submit(request)
+    while scheduler.step():
+        pass
+    return answer(request)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    page_size=st.sampled_from(PAGE_SIZES),
+    room=st.sampled_from([1.0, 1.5, 6.0]),
+    max_rows=st.sampled_from([5, 512]),
+)
+def test_answers_are_those_of_requests_alone(
+    seed: int, page_size: int, room: float, max_rows: int
+) -> None:
+    """Over random requests that come at random times, in pools that barely hold one of them; some
+    are cancelled, and what is free is full of garbage."""
+    rng = random.Random(seed)
+    pages = [
+        sum(-(-len(s) // page_size) for s in (r.recorder.segments[0].tokens, [0])) + 1
+        for r in mix(seed, 5)
+    ]
+    num_pages = int(max(pages) * room) + 12
+    order = rng.sample(range(num_pages), num_pages)
+    engine = StubEngine(96, num_slots=num_pages * page_size)
+    pool = Pool(num_pages, page_size, order)
+    scheduler = Scheduler(engine, pool, max_rows, shares_prompts=True)
+    requests, late = mix(seed, 5), list(mix(seed, 5))
+    waiting = list(requests)
+    doomed = {id(r): rng.randrange(1, 30) for r in requests if rng.random() < 0.25}
+    num_steps = 0
+    while waiting or scheduler.running or scheduler.waiting:
+        while waiting and rng.random() < 0.4:
+            scheduler.submit(waiting.pop(0))
+        scheduler.step()
+        scheduler.check_integrity()
+        num_steps += 1
+        for request in requests:
+            if doomed.get(id(request)) == num_steps and request not in waiting:
+                scheduler.cancel(request)
+                scheduler.check_integrity()
+        engine.state[:, free_slots(pool)] = np.uint64(rng.randrange(1, 1 << 63))
+        assert num_steps < 3000
+    assert pool.num_free_pages == num_pages and pool.num_held == 0
+    for request, twin in zip(requests, late, strict=True):
+        mine = answer(request)
+        lonely = StubEngine(96, num_slots=num_pages * page_size)
+        if mine[0] == "cancelled":
+            continue
+        assert mine == alone(lonely, twin, num_pages, page_size)
+
+
+def engines() -> dict[str, Any]:
+    return {
+        "hf": lambda n, page: HFEngine(tiny_model("llama"), n),
+        "gemma2": lambda n, page: HFEngine(tiny_model("gemma2"), n),
+        "fused": lambda n, page: FusedEngine(tiny_model("qwen2", head_dim=16), n),
+        "flex": lambda n, page: FlexEngine(tiny_model("llama"), n, page, block_size=page),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "page_size"), [("hf", 1), ("gemma2", 4), ("fused", 1), ("fused", 16), ("flex", 16)]
+)
+def test_every_engine_reads_what_another_request_has_written(name: str, page_size: int) -> None:
+    """Also what comes back after a preemption, and the answers of requests that have ended."""
+    num_pages = 120 // page_size
+    engine = engines()[name](num_pages * page_size, page_size)
+    scheduler = Scheduler(engine, Pool(num_pages, page_size), shares_prompts=True)
+    requests, twins = mix(2, 4), mix(2, 4)
+    for turn in (requests[:3], requests[3:]):
+        for request in turn:
+            scheduler.submit(request)
+        while scheduler.step():
+            scheduler.check_integrity()
+    assert sum(r.memory.num_adopted for r in requests) > 0
+    other = engines()[name](num_pages * page_size, page_size)
+    for request, twin in zip(requests, twins, strict=True):
+        assert answer(request) == alone(other, twin, num_pages, page_size)
+
+
+def test_the_property_can_fail() -> None:
+    """Pages of other tokens are noticed."""
+    engine = StubEngine(96)
+    scheduler = Scheduler(engine, Pool(256), shares_prompts=True)
+    assert scheduler.sharing is not None
+    first, second = make(range(20)), make(range(1, 21))
+    scheduler.submit(first)
+    scheduler.step()
+    scheduler.step()
+    known = scheduler.sharing.prefixes.find(list(range(20)))
+    scheduler.sharing.prefixes.find = lambda tokens: known[:10]  # type: ignore[method-assign]
+    scheduler.submit(second)
+    while scheduler.step():
+        pass
+    assert answer(second) != alone(StubEngine(96), make(range(1, 21)), 256, 1)
+
+
+@pytest.mark.parametrize("page_size", [1, 8])
+def test_samples_of_one_prompt_encode_it_once(page_size: int) -> None:
+    engine = StubEngine(96)
+    scheduler = Scheduler(engine, Pool(1024 // page_size, page_size), shares_prompts=True)
+    prompt = list(range(64))
+    for sample in range(8):
+        scheduler.submit(make(prompt, max_tokens=2, sample=sample))
+    scheduler.step()
+    assert [len(scheduler.running), len(scheduler.waiting)] == [1, 7]
+    scheduler.step()
+    assert scheduler.sharing.num_adopted_tokens == 7 * (63 // page_size * page_size)
+    held = {page for r in scheduler.running for page in r.memory.slots[0].pages}
+    assert len(held) <= 64 // page_size + 7
+    while scheduler.step():
+        pass
+    assert engine.num_rows == 64 + 7 * (64 - 63 // page_size * page_size) + 8
+
+
+def test_a_short_prompt_that_begins_alike_waits_for_nobody() -> None:
+    scheduler = Scheduler(StubEngine(96), Pool(256), shares_prompts=True)
+    for last in range(3):
+        scheduler.submit(make([*range(5), *[50 + last] * 20]))
+    scheduler.step()
+    assert len(scheduler.running) == 3
+
+
+def test_what_is_cached_goes_before_anybody_is_preempted() -> None:
+    scheduler = Scheduler(StubEngine(96), Pool(100), shares_prompts=True)
+    for first in range(8):
+        scheduler.submit(make([first] * 30, max_tokens=9))
+        while scheduler.step():
+            scheduler.check_integrity()
+    pool = scheduler.pool
+    assert pool.num_free_pages == 100
+    assert pool.num_cached_pages > 60
+    assert scheduler.num_preemptions == 0
+    again = make([7] * 30)  # the youngest is still there, the oldest is not
+    gone = make([0] * 30)
+    for request in (again, gone):
+        scheduler.submit(request)
+        while scheduler.step():
+            pass
+    assert again.memory.num_adopted == 29
+    assert gone.memory.num_adopted == 0
+    big = make(list(range(90)), max_tokens=8)
+    scheduler.submit(big)
+    while scheduler.step():
+        scheduler.check_integrity()
+    assert (big.finish_reason, scheduler.num_preemptions) == ("length", 0)
+
+
+def test_a_turn_goes_on_from_the_answer_before_it() -> None:
+    """Pages of an answer follow those of its prompt only where that ends with a page."""
+    for page_size, adopted in ((1, 47), (4, 44), (8, 40), (7, 35), (16, 32), (64, 0)):
+        pool = Pool(256 // page_size, page_size)
+        scheduler = Scheduler(StubEngine(96), pool, shares_prompts=True)
+        first = make(range(40), max_tokens=8)
+        scheduler.submit(first)
+        while scheduler.step():
+            pass
+        said = first.recorder.segments[1].tokens
+        second = make([*first.recorder.segments[0].tokens, *said, 1, 2, 3])
+        scheduler.submit(second)
+        while scheduler.step():
+            scheduler.check_integrity()
+        assert second.memory.num_adopted == adopted
+
+
+class Hidden(PlainSession):
+    """From its third token on it sees nothing of the prompt."""
+
+    def feed(self, recorder: Any, thread: Any, token: int) -> Any:
+        from stretto.effects import Evict
+
+        moves = super().feed(recorder, thread, token)
+        return moves if thread.num_drawn < 3 else [*(Evict(h) for h in thread.sees), *moves]
+
+
+def test_only_what_sees_all_before_it_is_kept() -> None:
+    scheduler = Scheduler(StubEngine(96), Pool(256), shares_prompts=True)
+    first = make(range(40), Hidden())
+    scheduler.submit(first)
+    while scheduler.step():
+        scheduler.check_integrity()
+    said = [token for segment in first.recorder.segments for token in segment.tokens]
+    again = make(said)
+    scheduler.submit(again)
+    while scheduler.step():
+        scheduler.check_integrity()
+    assert again.memory.num_adopted == 42 < len(said) - 1
+
+
+def test_requests_with_a_policy_take_no_part() -> None:
+    from stretto.methods.streaming_llm import StreamingLLM
+
+    method = StreamingLLM(budget=20, sinks=2)
+    scheduler = Scheduler(StubEngine(96), Pool(256), shares_prompts=True)
+    plain = make(range(40))
+    scheduler.submit(plain)
+    while scheduler.step():
+        pass
+    policy = method.policy(40, SamplingParams(max_tokens=8), pool_page=1, sample=0)
+    hidden = make(range(40), policy=policy)
+    scheduler.submit(hidden)
+    while scheduler.step():
+        scheduler.check_integrity()
+    assert hidden.memory.num_adopted == 0
+    policy = method.policy(40, SamplingParams(max_tokens=8), pool_page=1, sample=0)
+    assert answer(hidden) == alone(StubEngine(96), make(range(40), policy=policy), 256, 1)
+
+
+def test_nothing_is_taken_over_after_the_weights_have_changed() -> None:
+    scheduler = Scheduler(StubEngine(96), Pool(256), shares_prompts=True)
+    under_way = make(range(40))
+    scheduler.submit(under_way)
+    scheduler.step()
+    scheduler.forget()
+    while scheduler.step():
+        scheduler.check_integrity()
+    assert scheduler.pool.num_cached_pages == 0
+    later = make(range(40))
+    scheduler.submit(later)
+    scheduler.step()
+    assert later.memory.num_adopted == 0
+
+
+class Failing:
+    """Fails in passes with the first request's rows, and in those that are broken off."""
+
+    def __init__(self, target: Request) -> None:
+        self.engine = StubEngine(96)
+        self.target: Request | None = target
+        self.is_interrupted = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def forward(self, runs: Any) -> torch.Tensor:
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+        if self.target and any(run.view.memory is self.target.memory for run in runs):
+            raise RuntimeError("no such kernel")
+        return self.engine.forward(runs)
+
+
+def test_who_waited_for_one_that_fails_answers_by_itself() -> None:
+    leader, follower = make(range(40)), make(range(40), sample=1)
+    scheduler = Scheduler(Failing(leader), Pool(256), shares_prompts=True)  # type: ignore[arg-type]
+    for request in (leader, follower):
+        scheduler.submit(request)
+    while scheduler.step():
+        scheduler.check_integrity()
+    assert leader.finish_reason == "error"
+    assert follower.memory.num_adopted == 0
+    assert answer(follower) == alone(StubEngine(96), make(range(40), sample=1), 256, 1)
+
+
+def test_nothing_is_known_after_a_pass_that_was_broken_off() -> None:
+    engine = Failing(make([1]))
+    scheduler = Scheduler(engine, Pool(256), shares_prompts=True)  # type: ignore[arg-type]
+    scheduler.submit(make(range(40)))
+    scheduler.step()
+    scheduler.step()
+    engine.is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.step()
+    engine.is_interrupted = False
+    again = make(range(40))
+    scheduler.submit(again)
+    while scheduler.step():
+        scheduler.check_integrity()
+    assert again.memory.num_adopted == 0
+    assert answer(again) == alone(StubEngine(96), make(range(40)), 256, 1)
+
+
+def test_a_shared_page_is_never_written_to() -> None:
+    pool = Pool(4, 4)
+    own = SlotList()
+    pool.extend(own, 6)
+    shared = pool.share(own.pages)
+    with pytest.raises(PoolError, match="held by others"):
+        pool.extend(own, 1)
+    pool.free(shared)
+    assert pool.extend(own, 1) == [own.pages[1] * 4 + 2]
+    pool.check_integrity()
+
+
+def test_pages_are_cached_from_their_end_and_reused_from_the_oldest() -> None:
+    pool = Pool(4)
+    prefixes = Prefixes(pool)
+    first = SlotList()
+    pool.extend(first, 3)
+    prefixes.put([7, 8, 9], first.pages)
+    pages = list(first.pages)
+    pool.free(first)
+    pool.check_integrity()
+    assert (pool.num_free_pages, pool.num_cached_pages) == (4, 3)
+    assert prefixes.find([7, 8, 9, 9]) == pages
+    second = SlotList()
+    pool.extend(second, 2)
+    assert prefixes.find([7, 8, 9, 9]) == pages[:2]
+    prefixes.drop(pages[0])
+    assert prefixes.find([7, 8]) == []
+    pool.check_integrity()
+    assert pool.num_cached_pages == 0
+
+
+def test_a_page_whose_beginning_is_gone_is_not_found_by_its_end() -> None:
+    pool = Pool(6)
+    prefixes = Prefixes(pool)
+    begin, end = SlotList(), SlotList()
+    pool.extend(begin, 2)
+    pool.extend(end, 2)
+    prefixes.put([1, 2, 3, 4], [*begin.pages, *end.pages])
+    pool.free(begin)
+    rest = SlotList()
+    pool.extend(rest, 4)  # takes both pages of the beginning
+    assert prefixes.find([1, 2, 3, 4]) == []
+    pool.check_integrity()
+    pool.free(end)
+    assert (pool.num_free_pages, pool.num_cached_pages) == (2, 0)
+
+
+def test_the_books_tell_a_page_that_is_held_too_often() -> None:
+    pool = Pool(4)
+    own = SlotList()
+    pool.extend(own, 2)
+    pool.share(own.pages)
+    pool.check_integrity()
+    pool._num_holders[own.pages[0]] += 1
+    with pytest.raises(PoolError, match="in the books"):
+        pool.check_integrity()
+
+
+@pytest.fixture(scope="module")
+def lm() -> LM:
+    return tiny_lm(prefix_cache=True)
