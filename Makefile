@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint setup model reproduce-pasta reproduce-tip clean
+.PHONY: demo test lint setup model reproduce-pasta reproduce-tip reproduce-planned clean
 
 demo: model
 	$(BIN)/stretto run "What are the benefits of regular exercise?" --compare
@@ -29,6 +29,10 @@ reproduce-pasta: model
 # Needs no data. Stages that are kept in benchmarks/results/tip are not run again.
 reproduce-tip: model
 	$(BIN)/python benchmarks/tip/reproduce.py --work build/tip $(if $(QUICK),--quick) $(if $(FULL),--full)
+
+# Needs no data and no model. Stages that are kept in benchmarks/results/planned are not run again.
+reproduce-planned: setup
+	$(BIN)/python benchmarks/planned/reproduce.py --work build/planned $(if $(QUICK),--quick) $(if $(FULL),--full)
 
 setup: $(VENV)/.ready
 

@@ -1,0 +1,98 @@
+"""Training rows in all forms, a vocabulary, and models with random weights: what arms begin with.
+
+    python benchmarks/planned/prepare.py --num 12000 --shape tiny-1m --seed 0 --out data
+
+Writes `vocabulary.json`, the pieces of the problems' texts; `start-DIALECT`, models that have the
+same weights but for control tokens; and `FORM.jsonl`, the same problems of task `multipart` in the
+same order in each form. What is there already is left as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cells import ROWS, STARTS
+
+from stretto.data.convert import PlannedForm, pieces_of, planned_text
+from stretto.data.store import line_of
+from stretto.eval.multipart import multipart_rows
+from stretto.files import write_atomically
+from stretto.models.tiny import make_tiny
+
+PIECE = re.compile(r" ?[^\W\d_]+| ?\d| ?[^\w\s]|\s")
+"""Words, digits and marks, each with a space before it or without."""
+FORMS = {
+    "planned": PlannedForm(),
+    "no-topics": PlannedForm(topics=False),
+    "one-round": PlannedForm(rounds=False),
+}
+
+
+def vocabulary_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The pieces of prompts and annotated texts: topics are in the latter, and lengths."""
+    texts = (row[name] for row in rows for name in ("prompt", "response"))
+    found = {piece for text in texts for piece in PIECE.findall(text)}
+    return sorted(found | {"part", "the", *(str(digit) for digit in range(10))})
+
+
+def rows_in(form: str, num: int, seed: int, count: Callable[[str], int]) -> Iterator[Any]:
+    """The problems in a form of `FORMS`, or as pasta rows."""
+    planned = form in FORMS
+    for row in multipart_rows(seed, num, split="train", count_tokens=count, planned=planned):
+        if planned and form != "planned":
+            pieces = pieces_of(row["annotated"], count, FORMS[form].unit)
+            row["annotated"] = planned_text(pieces, count, FORMS[form])
+        yield row
+
+
+def write_models(out: Path, shape: str, symbols: list[str], seed: int) -> Any:
+    """The models; control tokens have the last rows, so all others are the same. Returns the plain
+    one."""
+    plain = make_tiny(shape, symbols, seed=seed)
+    weights = plain.model.state_dict()
+    for dialect in STARTS:
+        folder = out / f"start-{dialect}"
+        if folder.exists():
+            continue
+        made = make_tiny(shape, symbols, dialect=dialect, seed=seed)
+        for name, own in made.model.state_dict().items():
+            own[: len(weights[name])].copy_(weights[name])
+        made.save(folder)
+    return plain
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--num", type=int, required=True)
+    parser.add_argument("--shape", required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    at = given.out / "vocabulary.json"
+    if not at.exists():
+        symbols = vocabulary_of(multipart_rows(given.seed, max(given.num, 500), split="train"))
+        write_atomically(at, (json.dumps(symbols, ensure_ascii=False) + "\n").encode())
+    plain = write_models(given.out, given.shape, json.loads(at.read_text()), given.seed)
+
+    def count(text: str) -> int:
+        return len(plain.vocabulary.encode(text))
+
+    for form in ROWS:
+        path = given.out / f"{form}.jsonl"
+        if not path.exists():
+            lines = (line_of(row) for row in rows_in(form, given.num, given.seed, count))
+            write_atomically(path, b"".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
