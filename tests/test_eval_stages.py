@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from stretto import cli
+from stretto.bench.stages import Folders, Stage
 
 PASTA = Path(__file__).resolve().parents[1] / "benchmarks" / "pasta"
 
@@ -120,20 +121,42 @@ def test_a_second_judge_has_a_column_where_it_was_asked(
     assert "| pasta | 50.0 (40.0–60.0) | 51.5 (40.0–60.0) |" in lines
 
 
-def test_stages_of_one_folder_go_on_with_what_was_kept(
-    tmp_path: Path, pasta: dict[str, Any]
-) -> None:
-    stage_of, folders_of = pasta["stages"].Stage, pasta["reproduce"].Folders
-    first, second = (stage_of(name, 1, (), ("a/rows.jsonl",), "eval") for name in ("one", "two"))
-    here = folders_of(tmp_path / "here", tmp_path / "kept")
+def test_stages_of_one_folder_go_on_with_what_was_kept(tmp_path: Path) -> None:
+    first, second = (Stage(name, 1, (), ("a/rows.jsonl",), "eval") for name in ("one", "two"))
+    here = Folders(tmp_path / "here", tmp_path / "kept")
     rows = here.work / "eval" / "a" / "rows.jsonl"
     rows.parent.mkdir(parents=True)
     for stage, text in ((first, "1\n"), (second, "1\n2\n")):
         rows.write_text(text)
         here.keep(stage, {"stage": stage.name})
     assert json.loads((tmp_path / "kept" / "two" / "stage.json").read_text()) == {"stage": "two"}
-    there = folders_of(tmp_path / "there", tmp_path / "kept")
+    there = Folders(tmp_path / "there", tmp_path / "kept")
     assert [there.is_done(stage) for stage in (first, second)] == [True, True]
     there.restore(first)
     assert (there.work / "eval" / "a" / "rows.jsonl").read_text() == "1\n2\n"
     assert [p.name for p in (there.work / "eval").iterdir()] == ["a"]
+
+
+def test_the_command_lists_stages_and_tells_what_it_cannot_do(
+    tmp_path: Path, pasta: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def asked(*arguments: str) -> tuple[int, str, str]:
+        told = ["--data", str(tmp_path / "data"), "--work", str(tmp_path / "work"), *arguments]
+        monkeypatch.setattr(sys, "argv", ["reproduce.py", *told])
+        code = pasta["reproduce"].main()
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    code, out, _ = asked("--list")
+    assert (code, out.count("name the folder that holds them with --data")) == (2, 1)
+    stages = pasta["stages"]
+    for name in (stages.VICUNA, *stages.REFERENCES, "data/instruct/a.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    code, out, _ = asked("--list", "--quick", "--until", "report-all")
+    assert (code, out.partition(";")[0]) == (2, "unknown stage 'report-all'")
+    code, out, err = asked("--list", "--quick", "--until", "distill")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert "2/" in err
+    assert (tmp_path / "work" / "data").resolve() == tmp_path / "data"

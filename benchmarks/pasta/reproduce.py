@@ -12,14 +12,12 @@ to run it anew, and of stages that share one (`eval`) that one too.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from stages import FULL, NORMAL, QUICK, REFERENCES, VICUNA, stages_of
 
-from stretto.bench.stages import Folders, work_through
-from stretto.errors import UnknownName
+from stretto.bench.experiment import carry_out, parser_of
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results" / "pasta"
@@ -34,35 +32,20 @@ def link_to(link: Path, data: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, RESULTS)
     parser.add_argument("--data", type=Path, required=True, help="folder with instruct/ and eval/")
-    parser.add_argument("--work", type=Path, required=True, help="folder for everything private")
-    parser.add_argument("--results", type=Path, help=f"what is kept [default: {RESULTS.name}/]")
-    parser.add_argument("--until", metavar="STAGE", help="end after this stage")
-    parser.add_argument("--list", action="store_true", help="print the stages and their commands")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="all stages in under ten minutes")
-    size.add_argument("--full", action="store_true", help="more lambdas, rounds and prompts")
-    arguments = parser.parse_args()
-    sizes = QUICK if arguments.quick else FULL if arguments.full else NORMAL
-    data = arguments.data.expanduser().resolve()
+    asked = parser.parse_args()
+    sizes = QUICK if asked.quick else FULL if asked.full else NORMAL
+    data = asked.data.expanduser().resolve()
     names = ("data/instruct", VICUNA, *REFERENCES)
     wanted = [data / Path(name).relative_to("data") for name in names]
     if missing := [str(p) for p in wanted if not p.exists()]:
         print(f"no {' and no '.join(missing)}; name the folder that holds them with --data")
         return 2
-    work = arguments.work.resolve()
+    work = asked.work.resolve()
     link_to(work / "data", data)
-    results = arguments.results or (work / "kept" if arguments.quick else RESULTS)
-    folders = Folders(work, results.resolve())
-    stages, until = stages_of(sizes), arguments.until
-    try:
-        return work_through(stages, folders, HERE, until=until, only_list=arguments.list)
-    except UnknownName as error:
-        print(error)
-        return 2
+    results = asked.results or (work / "kept" if asked.quick else RESULTS)
+    return carry_out(stages_of(sizes), work, results, HERE, asked)
 
 
 if __name__ == "__main__":

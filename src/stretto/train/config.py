@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -127,14 +127,8 @@ class SftConfig(BaseModel):
 
         Raises `InvalidInput` naming the file and the first setting that is wrong.
         """
-        settings = read_toml(file) if file is not None else {}
-        own = {name: value for name, value in changes.items() if value is not None}
-        for one, other in (("batch", "batch_tokens"), ("valid", "valid_share")):
-            if one in own:
-                settings.pop(other, None)
-            if other in own:
-                settings.pop(one, None)
-        return checked(cls, {**settings, **own}, "settings" if file is None else str(file))
+        either = (("batch", "batch_tokens"), ("valid", "valid_share"))
+        return read_config(cls, file, changes, either=either, verb="sft")
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -148,9 +142,26 @@ class SftConfig(BaseModel):
         return self.model_dump(exclude={"out", "architecture", *unset})
 
 
-def checked(
-    kind: type[Config], settings: Mapping[str, Any], source: str, verb: str = "sft"
+def read_config(
+    kind: type[Config],
+    file: Path | None,
+    changes: Mapping[str, Any],
+    *,
+    either: Iterable[tuple[str, str]],
+    verb: str,
 ) -> Config:
+    """The settings of a verb of `stretto train`: a TOML file's with `changes` over them, of which
+    None changes nothing. Of `either` two settings only one can be set: the one in `changes` takes
+    the place of the other in the file. Raises as `checked`, and as `read_toml`."""
+    settings = read_toml(file) if file is not None else {}
+    own = {name: value for name, value in changes.items() if value is not None}
+    for one, other in either:
+        if one in own or other in own:
+            settings = {k: v for k, v in settings.items() if k not in (one, other)}
+    return checked(kind, {**settings, **own}, "settings" if file is None else str(file), verb)
+
+
+def checked(kind: type[Config], settings: Mapping[str, Any], source: str, verb: str) -> Config:
     """The settings of one of `stretto train`'s verbs. Raises `InvalidInput` for the first that is
     wrong."""
     try:

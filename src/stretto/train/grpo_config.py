@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stretto.models.embedded import EMBEDDED_MODEL
 from stretto.params import MAX_SEED
-from stretto.train.config import checked, read_toml
+from stretto.train.config import read_config
 
 COSTS = frozenset({"requests", "pool_slots", "engine", "checkpoint_every", "pack_tokens"})
 """Settings that change how long a run takes; what it comes to differs by rounding alone."""
@@ -102,13 +102,8 @@ class GrpoConfig(BaseModel):
 
         Raises `InvalidInput` naming the file and the first setting that is wrong.
         """
-        settings = read_toml(file) if file is not None else {}
-        own = {name: value for name, value in changes.items() if value is not None}
-        for one, other in (("valid", "valid_split"), ("valid_split", "valid")):
-            if one in own:
-                settings.pop(other, None)
-        source = "settings" if file is None else str(file)
-        return checked(cls, {**settings, **own}, source, verb="grpo")
+        either = (("valid", "valid_split"),)
+        return read_config(cls, file, changes, either=either, verb="grpo")
 
     def rewards(self) -> Any:
         """The `RewardSettings`. Raises `ValueError` for what does not go together."""

@@ -1,0 +1,44 @@
+"""An experiment as a command: the options that every one has, and its stages as they are asked for.
+
+An experiment is a folder with a `stages.py`, scripts, and a `reproduce.py` that calls these.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from stretto.bench.stages import Folders, Stage, work_through
+from stretto.errors import UnknownName
+
+
+def parser_of(description: str | None, results: Path) -> argparse.ArgumentParser:
+    """Options `work`, `results`, `until`, `list`, `quick`, `full`; an experiment may add its own.
+
+    `description`: the module's own words. `results`: where results go if nothing is asked for.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True, help="folder for everything private")
+    parser.add_argument("--results", type=Path, help=f"what is kept [default: {results.name}/]")
+    parser.add_argument("--until", metavar="STAGE", help="end after this stage")
+    parser.add_argument("--list", action="store_true", help="print the stages and their commands")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="all stages in under ten minutes")
+    size.add_argument("--full", action="store_true", help="more of everything")
+    return parser
+
+
+def carry_out(
+    stages: Sequence[Stage], work: Path, results: Path, scripts: Path, asked: argparse.Namespace
+) -> int:
+    """Runs or lists the stages as `parser_of` was asked, in this work folder, with results here;
+    the exit status. An unknown stage is told in one line."""
+    folders = Folders(work, results.resolve())
+    try:
+        return work_through(stages, folders, scripts, until=asked.until, only_list=asked.list)
+    except UnknownName as error:
+        print(error)
+        return 2
