@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stretto.cli import bench, data, demo, doctor, eval_app, model, run, serve, trace, train
+from stretto.cli import bench, chat, data, demo, doctor, eval_app, model, run, serve, trace, train
 from stretto.cli.trace_export import export
 
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -29,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run.run)
+app.command()(chat.chat)
 app.command()(serve.serve)
 trace.app.command()(export)
 app.add_typer(trace.app, name="trace")

@@ -211,7 +211,7 @@ def answer(lm: LM, job: Job) -> int:
             _keep(lm, job, player.first, None, error)
             if isinstance(error, Interrupted):
                 return INTERRUPTED
-            raise _told(error) from error
+            raise told(error) from error
         _keep(lm, job, completion, baseline)
     return 0
 
@@ -271,7 +271,7 @@ def _keep(
             say(line)
 
 
-def _told(error: BaseException) -> BaseException:
+def told(error: BaseException) -> BaseException:
     """An error that is the machine's limit rather than a bug of ours, as one for users."""
     import torch
 

@@ -62,15 +62,15 @@ def sample(
 
     Exits with 3 if there are prompts that cannot be answered; they are in FILE.rejects.jsonl.
     """
-    from stretto.cli.run import _check, _check_numbers
+    from stretto.cli.run import check, check_numbers
     from stretto.data.rows import read_sources
     from stretto.data.select import select
 
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
     )
-    _check_numbers(threads, 1, pool_slots, 1)
-    _check(method, dtype, engine, None)
+    check_numbers(threads, 1, pool_slots, 1)
+    check(method, dtype, engine, None)
     data_options.check(n=n, batch=batch, max_prompt_tokens=max_prompt_tokens)
     chosen = data_options.selection(split, skip_if, limit)
     sources = read_sources(prompts, prompt_field=prompt_field, keep_fields=chosen.skip_if)

@@ -112,8 +112,9 @@ def passing_line(message: str) -> Iterator[None]:
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Yields whether Ctrl-C was pressed. The first press is only noted, the next one kills.
+def interruptible(patience: int = 1) -> Iterator[Callable[[], bool]]:
+    """Yields whether Ctrl-C was pressed. The first `patience` presses are only noted, the next one
+    kills.
 
     Where Ctrl-C is ignored (background jobs) or belongs to another Python thread, nothing changes.
     """
@@ -125,7 +126,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
     def note(number: int, _: object) -> None:
         presses.append(number)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if len(presses) >= patience:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     before = signal.signal(signal.SIGINT, note)
     try:

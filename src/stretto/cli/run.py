@@ -89,12 +89,12 @@ def run(
         variant=variant,
         convention=convention,
     )
-    _check_numbers(threads, page_size, pool_slots, pairs)
+    check_numbers(threads, page_size, pool_slots, pairs)
     method = options.spelled(
         method, budget=budget, pin_prompt=pin_prompt, policy_page=policy_page, sinks=sinks,
         reindexed=reindexed,
     )  # fmt: skip
-    _check(method, dtype, engine, trace)
+    check(method, dtype, engine, trace)
     asked = _prompt(prompt, file, system, raw)
     job = Job(asked, params, method, raw, pairs if compare else 0, as_json, quiet, trace)
     lm = load(
@@ -125,7 +125,8 @@ def _prompt(prompt: str | None, file: Path | None, system: str | None, raw: bool
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
-def _check_numbers(threads: int | None, page_size: int, pool_slots: int, pairs: int) -> None:
+def check_numbers(threads: int | None, page_size: int, pool_slots: int, pairs: int) -> None:
+    """Raises `InvalidInput` for a number that is too small."""
     from stretto.errors import InvalidInput
 
     numbers = (
@@ -141,7 +142,7 @@ def _check_numbers(threads: int | None, page_size: int, pool_slots: int, pairs: 
         raise InvalidInput(f"--page-size {page_size} exceeds --pool-slots {pool_slots}; lower it")
 
 
-def _check(method: str, dtype: str, engine: str, trace: Path | None) -> None:
+def check(method: str, dtype: str, engine: str, trace: Path | None) -> None:
     """Raises for what cannot work, before anything heavy is imported or loaded."""
     from stretto.cli.output import check_writable
     from stretto.engines.choose import check_engine
