@@ -172,7 +172,7 @@ def test_a_killed_run_goes_on_where_it_was(
     assert [r["clients"] for r in rows] == ["1", "3"]
     assert [(r["requests"], r["same"], r["different"]) for r in rows] == [("8", "8", "0")] * 2
     assert all(float(r["server_share"]) > 0 for r in rows)
-    records = [json.loads(line) for line in (out / "requests.jsonl").open()]
+    records = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
     assert len(records) == 16
     assert sum("text" in record for record in records) == 4
     facts = json.loads((out / "run.json").read_text())

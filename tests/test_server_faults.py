@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import random
 import signal
 import socket
 import threading
@@ -16,7 +14,7 @@ from typing import Any
 
 import openai
 import pytest
-from serving import CHAT, PROMISE, SYNC, Served, play, scripted, serving, slowed, wait_until
+from serving import CHAT, Served, serving, slowed, wait_until
 from tiny_lms import tiny_lm
 
 from stretto import LM, SamplingParams
@@ -61,27 +59,6 @@ def test_who_vanishes_is_cancelled_within_two_steps(served: Served, stream: bool
         at = len(passes)
         wait_until(lambda: not served.lm.scheduler.running)
         assert len(passes) - at <= 2
-    served.check_idle()
-
-
-def test_a_crowd_that_vanishes_disturbs_nobody(served: Served) -> None:
-    rng = random.Random(0)
-    told = alone(served.lm, "witness", max_tokens=60, temperature=1, seed=5)
-
-    def vanish(number: int) -> None:
-        with send(served, served.chat(stream=number % 2 == 0, **MANY)) as client:
-            if number % 3 == 0:
-                client.recv(rng.randrange(1, 400))
-            time.sleep(rng.random() * 0.2)
-
-    with ThreadPoolExecutor(12) as crowd:
-        gone = [crowd.submit(vanish, number) for number in range(12)]
-        body = served.chat("witness", **(MANY | {"max_tokens": 60, "seed": 5}))
-        status, _, answer = served.ask(CHAT, body)
-        for each in gone:
-            each.result()
-    assert status == 200
-    assert answer["choices"][0]["message"]["content"] == told
     served.check_idle()
 
 
@@ -206,21 +183,6 @@ def test_a_request_past_its_deadline_is_cancelled() -> None:
         served.check_idle()
 
 
-def test_one_with_many_forks_starves_nobody(served: Served) -> None:
-    lm = served.lm
-    story: dict[str, Any] = {"main": [PROMISE] * 8 + [SYNC, "end"]}
-    story |= {f"main.{k}": ["many words here " * 3] for k in range(1, 9)}
-    with slowed(lm, 0.02) as passes:
-        with scripted(lm, play(lm, story)):
-            many = send(served, served.chat(max_tokens=900))
-            wait_until(lambda: len(passes) > 30)
-        assert served.ask(CHAT, served.chat(max_tokens=5))[0] == 200
-        assert lm.scheduler.running  # the one with forks is not done yet
-        with many:
-            assert b"200 OK" in many.recv(1 << 16)
-    served.check_idle()
-
-
 def test_large_and_slow_requests_get_an_answer_too(served: Served) -> None:
     big = b'{"x": "' + b"x" * (10 << 20) + b'"}'
     status, _, body = served.ask(CHAT, big)
@@ -251,19 +213,6 @@ def read_all(raw: socket.socket) -> bytes:
     while b"}" not in data and (more := raw.recv(1 << 16)):
         data += more
     return data
-
-
-def test_nothing_of_a_request_outlives_it(served: Served) -> None:
-    def num_requests() -> int:
-        gc.collect()
-        return sum(type(o) is Request for o in gc.get_objects())
-
-    with served.client() as client:
-        for number in range(20):
-            settings = served.chat(max_tokens=2, stream=bool(number % 2))
-            list(client.chat.completions.create(**settings))
-    served.check_idle()
-    wait_until(lambda: num_requests() == 0)
 
 
 def test_sigterm_lets_requests_finish_and_admits_no_more() -> None:

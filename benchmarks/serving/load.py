@@ -171,6 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pool-slots", default=str(POOL_SLOTS))
     arguments, options = parser.parse_known_args(argv)
     fixed = ["--dtype", arguments.dtype, "--pool-slots", arguments.pool_slots]
+    fixed.append("--no-prefix-cache")  # the same prompts come in each level
     return run(arguments, [*fixed, *options])
 
 
