@@ -43,7 +43,7 @@ threads write at once in at least half of the answers the one of the highest win
 """
 SCORES = """## What speed is scored by
 
-The same candidates and judge, at a weight of 1, with another score of speed: `speedup` (baseline
+The same candidates and judge, at a weight of 0.25, with another score of speed: `speedup` (baseline
 tokens / steps, the paper's), `parallelism` (own tokens / steps), and `matched` (the fewer of both /
 steps), which the other tables use. On the prompts of Vicuna; untimed.
 """
