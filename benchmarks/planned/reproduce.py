@@ -11,43 +11,25 @@ and more problems.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from stages import FULL, NORMAL, QUICK, stages_of
 
-from stretto.bench.stages import Folders, work_through
-from stretto.errors import UnknownName
+from stretto.bench.experiment import carry_out, parser_of
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results" / "planned"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--work", type=Path, required=True, help="folder for everything")
-    parser.add_argument("--results", type=Path, help=f"what is kept [default: {RESULTS.name}/]")
-    parser.add_argument("--until", metavar="STAGE", help="end after this stage")
-    parser.add_argument("--list", action="store_true", help="print the stages and their commands")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="all stages in under ten minutes")
-    size.add_argument("--full", action="store_true", help="more of everything")
-    given = parser.parse_args()
-    sizes = QUICK if given.quick else FULL if given.full else NORMAL
-    work = given.work.resolve()
-    if given.quick or given.full:
-        work = work / ("quick" if given.quick else "full")
-    results = given.results or (RESULTS if sizes is NORMAL else work / "kept")
-    folders = Folders(work, results.resolve())
-    stages, until = stages_of(sizes), given.until
-    try:
-        return work_through(stages, folders, HERE, until=until, only_list=given.list)
-    except UnknownName as error:
-        print(error)
-        return 2
+    asked = parser_of(__doc__, RESULTS).parse_args()
+    sizes = QUICK if asked.quick else FULL if asked.full else NORMAL
+    work = asked.work.resolve()
+    if asked.quick or asked.full:
+        work = work / ("quick" if asked.quick else "full")
+    results = asked.results or (RESULTS if sizes is NORMAL else work / "kept")
+    return carry_out(stages_of(sizes), work, results, HERE, asked)
 
 
 if __name__ == "__main__":
