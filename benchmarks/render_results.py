@@ -39,6 +39,7 @@ TEXTS = {
     "scale": "Cost of a token and memory by threads, length of the prefix and size of the pool, "
     "beside a batch of copied prefixes.",
     "weights": "What rounded weights cost: perplexity and greedy agreement over texts.",
+    "serving": "`stretto serve` under load from another process: the same requests, more clients.",
     "e2e": "A method against sequential decoding of the same weights, over a file of prompts. A "
     "method that writes a shorter answer is faster by that alone: read `realized` with the texts "
     "in `rows.jsonl`.",
@@ -59,6 +60,9 @@ COLUMNS: dict[tuple[str, str], str] = {
     "copy_kv_over_own copy_rss_bytes",
     ("weights", "summary"): "side windows perplexity ratio low high to_bf16 to_bf16_low "
     "to_bf16_high agreement kl weight_mb",
+    ("serving", "summary"): "clients requests unfinished same near_ties different ttft_p50_ms "
+    "ttft_p95_ms gap_p50_ms gap_p95_ms tokens_per_s speedup low high server_share scheduler_share "
+    "loop_share",
     ("e2e", "summary"): "",
 }
 """Columns that are shown of a benchmark's table; all where it is not named. What can be reckoned
@@ -258,12 +262,25 @@ def of_weights(result: Result) -> Iterator[str]:
             )
 
 
+def of_serving(result: Result) -> Iterator[str]:
+    for row in result.tables["summary"]:
+        if row["clients"] == "16":
+            yield (
+                f"{result.what}: 16 clients of `stretto serve` get {interval(row, 'speedup')} "
+                "times the tokens per second of one, and the server adds "
+                f"{float(row['server_share']):.1%} to a pass; of {row['requests']} answers "
+                f"{row['same']} have the text that one client gets, {row['near_ties']} differ from "
+                f"it at a near tie, {row['different']} otherwise."
+            )
+
+
 FINDINGS: dict[str, Callable[[Result], Iterator[str]]] = {
     "step": of_step,
     "forks": of_forks,
     "peers": of_peers,
     "scale": of_scale,
     "weights": of_weights,
+    "serving": of_serving,
     "e2e": of_e2e,
 }
 
