@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stretto.cli import data_options
+from stretto.cli import data_options, teacher_options
 from stretto.cli.data_job import Job, make
 
 if TYPE_CHECKING:
@@ -21,25 +21,15 @@ if TYPE_CHECKING:
     from stretto.data.items import Item
     from stretto.data.select import Selection
 
-TEACHER = "Teacher"
 RUN, LEDGER = "run.json", "ledger.json"
 
 
-def _teacher(help_text: str, **settings: Any) -> Any:
-    return typer.Option(help=help_text, rich_help_panel=TEACHER, **settings)
-
-
 def annotate(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="JSONL: answers, or prompts with one.")
-    ],
+    files: teacher_options.Responses,
     *,
     annotator: Annotated[str, typer.Option(help="teacher, structure, likelihood or apar.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Rows are appended in this folder.")],
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Where answers' prompts are, if not with them."),
-    ] = None,
+    prompts: teacher_options.Prompts = None,
     prompt_field: data_options.PromptField = None,
     response_field: data_options.ResponseField = None,
     skip_if: data_options.SkipIf = None,
@@ -49,31 +39,23 @@ def annotate(
         bool, typer.Option("--keep-unfinished", help="Also answers that were cut off.")
     ] = False,
     no_prompts: data_options.NoPrompts = False,
-    model: Annotated[
-        str | None, typer.Option(help="The teacher's name, or the model that measures.")
-    ] = None,
+    model: teacher_options.Model = None,
     tokenizer: data_options.Tokenizer = None,
     unit: data_options.Unit = 10,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Of the annotator; repeatable."),
     ] = None,
-    base_url: Annotated[
-        str | None, _teacher("Address up to its /v1; else OpenAI's.", metavar="URL")
-    ] = None,
-    key_env: Annotated[str, _teacher("Variable that holds the key.", metavar="NAME")] = (
-        "OPENAI_API_KEY"
-    ),
-    temperature: Annotated[float, _teacher("Below 0: left to the endpoint.", metavar="X")] = 0.0,
-    max_tokens: Annotated[int, _teacher("Of a reply.", metavar="N")] = 4096,
-    concurrency: Annotated[int, _teacher("Requests at once.", metavar="N")] = 8,
-    timeout: Annotated[float, _teacher("Seconds to wait for a reply.", metavar="S")] = 120.0,
-    attempts: Annotated[int, _teacher("Tries of a request.", metavar="N")] = 6,
-    price_in: Annotated[float | None, _teacher("Of a million tokens asked.", metavar="X")] = None,
-    price_out: Annotated[
-        float | None, _teacher("Of a million tokens replied.", metavar="X")
-    ] = None,
-    cap: Annotated[float | None, _teacher("Most to spend for this folder.", metavar="X")] = None,
+    base_url: teacher_options.BaseUrl = None,
+    key_env: teacher_options.KeyEnv = "OPENAI_API_KEY",
+    temperature: teacher_options.Temperature = 0.0,
+    max_tokens: teacher_options.MaxTokens = 4096,
+    concurrency: teacher_options.Concurrency = 8,
+    timeout: teacher_options.Timeout = 120.0,
+    attempts: teacher_options.Attempts = 6,
+    price_in: teacher_options.PriceIn = None,
+    price_out: teacher_options.PriceOut = None,
+    cap: teacher_options.Cap = None,
     as_json: data_options.AsJson = False,
     quiet: data_options.Quiet = False,
 ) -> None:

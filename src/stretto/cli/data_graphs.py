@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stretto.cli import data_options
+from stretto.cli import data_options, teacher_options
 from stretto.cli.data_annotate import read_items
 
 if TYPE_CHECKING:
@@ -18,14 +18,8 @@ if TYPE_CHECKING:
 RAW, RUN = "raw.jsonl", "run.json"
 
 
-def _teacher(help_text: str, **settings: Any) -> Any:
-    return typer.Option(help=help_text, rich_help_panel="Teacher", **settings)
-
-
 def graphs(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="JSONL: answers, or prompts with one.")
-    ],
+    files: teacher_options.Responses,
     *,
     by: Annotated[str, typer.Option(help="teacher or likelihood.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Graphs are appended here, JSONL.")],
@@ -35,32 +29,22 @@ def graphs(
     steps: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Graphs whose steps are taken instead.")
     ] = None,
-    prompts: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Prompts of rows without; repeatable.")
-    ] = None,
+    prompts: teacher_options.Prompts = None,
     prompt_field: data_options.PromptField = None,
     response_field: data_options.ResponseField = None,
     limit: data_options.Limit = None,
-    model: Annotated[
-        str | None, typer.Option(help="The teacher's name, or the model that measures.")
-    ] = None,
+    model: teacher_options.Model = None,
     max_loss: Annotated[
         float, typer.Option(metavar="X", help="Of likelihood: nats that a step may lose.")
     ] = 1.0,
-    base_url: Annotated[
-        str | None, _teacher("Address up to its /v1; else OpenAI's.", metavar="URL")
-    ] = None,
-    key_env: Annotated[str, _teacher("Variable that holds the key.", metavar="NAME")] = (
-        "OPENAI_API_KEY"
-    ),
-    temperature: Annotated[float, _teacher("Below 0: left to the endpoint.", metavar="X")] = 0.0,
-    max_tokens: Annotated[int, _teacher("Of a reply.", metavar="N")] = 4096,
-    concurrency: Annotated[int, _teacher("Requests at once.", metavar="N")] = 8,
-    price_in: Annotated[float | None, _teacher("Of a million tokens asked.", metavar="X")] = None,
-    price_out: Annotated[
-        float | None, _teacher("Of a million tokens replied.", metavar="X")
-    ] = None,
-    cap: Annotated[float | None, _teacher("Most to spend for this file.", metavar="X")] = None,
+    base_url: teacher_options.BaseUrl = None,
+    key_env: teacher_options.KeyEnv = "OPENAI_API_KEY",
+    temperature: teacher_options.Temperature = 0.0,
+    max_tokens: teacher_options.MaxTokens = 4096,
+    concurrency: teacher_options.Concurrency = 8,
+    price_in: teacher_options.PriceIn = None,
+    price_out: teacher_options.PriceOut = None,
+    cap: teacher_options.Cap = None,
     as_json: data_options.AsJson = False,
     quiet: data_options.Quiet = False,
 ) -> None:

@@ -3,93 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from stretto.cli import train_options as shared
 from stretto.cli.options import MAX_THREADS
+from stretto.cli.train_options import Files, option
 
-
-def _option(panel: str, text: str, *names: str, **settings: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
-
-
-Files = list[Path] | None
 Number = int | None
 Real = float | None
 Name = str | None
 
-Config = Annotated[Path | None, _option("Run", "TOML file of settings.", metavar="FILE")]
-Out = Annotated[Path | None, _option("Run", "Folder of the run.", metavar="DIR")]
-DryRun = Annotated[bool, _option("Run", "Say what it would take, and train nothing.", "--dry-run")]
-AsJson = Annotated[bool, _option("Run", "Print JSON.", "--json")]
-Quiet = Annotated[bool, _option("Run", "No progress.", "--quiet", "-q")]
+Task = Annotated[Name, option("Problems", "exact, boxed, program, tree, ... or of stretto eval.")]
+Prompts = Annotated[Files, option("Problems", "JSONL with prompts; repeatable.", metavar="FILE")]
+PromptField = Annotated[Name, option("Problems", "The prompts' field.", metavar="NAME")]
+ReferenceField = Annotated[Name, option("Problems", "The answers' field.", metavar="NAME")]
+Split = Annotated[Name, option("Problems", "LOW-HIGH percents, or a split that is made.")]
+Sizes = Annotated[Name, option("Problems", "Of problems that are made: N or LOW-HIGH.")]
+Limit = Annotated[Number, option("Problems", "Problems at most.", metavar="N")]
+TaskSeed = Annotated[Number, option("Problems", "Of problems that are made.", metavar="N")]
+Valid = Annotated[Files, option("Problems", "For validation; repeatable.", metavar="FILE")]
+ValidSplit = Annotated[Name, option("Problems", "For validation, as --split.")]
+ValidLimit = Annotated[Number, option("Problems", "For validation, at most.", metavar="N")]
 
-Task = Annotated[Name, _option("Problems", "exact, boxed, program, tree, ... or of stretto eval.")]
-Prompts = Annotated[Files, _option("Problems", "JSONL with prompts; repeatable.", metavar="FILE")]
-PromptField = Annotated[Name, _option("Problems", "The prompts' field.", metavar="NAME")]
-ReferenceField = Annotated[Name, _option("Problems", "The answers' field.", metavar="NAME")]
-Split = Annotated[Name, _option("Problems", "LOW-HIGH percents, or a split that is made.")]
-Sizes = Annotated[Name, _option("Problems", "Of problems that are made: N or LOW-HIGH.")]
-Limit = Annotated[Number, _option("Problems", "Problems at most.", metavar="N")]
-TaskSeed = Annotated[Number, _option("Problems", "Of problems that are made.", metavar="N")]
-Valid = Annotated[Files, _option("Problems", "For validation; repeatable.", metavar="FILE")]
-ValidSplit = Annotated[Name, _option("Problems", "For validation, as --split.")]
-ValidLimit = Annotated[Number, _option("Problems", "For validation, at most.", metavar="N")]
+PerStep = Annotated[Number, option("Rollouts", "Problems a step.", metavar="N")]
+Samples = Annotated[Number, option("Rollouts", "Answers to each.", metavar="N")]
+MaxTokens = Annotated[Number, option("Rollouts", "Tokens of an answer.", metavar="N")]
+Requests = Annotated[Number, option("Rollouts", "Answers under way at once.", metavar="N")]
+PoolSlots = Annotated[Number, option("Rollouts", "KV slots in all.", metavar="N")]
+Engine = Annotated[Name, option("Rollouts", "auto, hf, fused or flex.")]
 
-PerStep = Annotated[Number, _option("Rollouts", "Problems a step.", metavar="N")]
-Samples = Annotated[Number, _option("Rollouts", "Answers to each.", metavar="N")]
-MaxTokens = Annotated[Number, _option("Rollouts", "Tokens of an answer.", metavar="N")]
-Requests = Annotated[Number, _option("Rollouts", "Answers under way at once.", metavar="N")]
-PoolSlots = Annotated[Number, _option("Rollouts", "KV slots in all.", metavar="N")]
-Engine = Annotated[Name, _option("Rollouts", "auto, hf, fused or flex.")]
+KvWeight = Annotated[Real, option("Reward", "Weight of KV; 0 is none.", metavar="X")]
+Reward = Annotated[Name, option("Reward", "separate, r1, r2 or r3.")]
+KvMeasure = Annotated[Name, option("Reward", "cost, same, or a number of tokens.")]
+KvFree = Annotated[Real, option("Reward", "KV that costs nothing, of r1.", metavar="X")]
+KvLength = Annotated[Number, option("Reward", "Usual length, of cost.", metavar="N")]
+KvTokens = Annotated[Name, option("Reward", "all, or control: annotation tokens.")]
+Scale = Annotated[Name, option("Reward", "none, group or batch.")]
 
-KvWeight = Annotated[Real, _option("Reward", "Weight of KV; 0 is none.", metavar="X")]
-Reward = Annotated[Name, _option("Reward", "separate, r1, r2 or r3.")]
-KvMeasure = Annotated[Name, _option("Reward", "cost, same, or a number of tokens.")]
-KvFree = Annotated[Real, _option("Reward", "KV that costs nothing, of r1.", metavar="X")]
-KvLength = Annotated[Number, _option("Reward", "Usual length, of cost.", metavar="N")]
-KvTokens = Annotated[Name, _option("Reward", "all, or control: annotation tokens.")]
-Scale = Annotated[Name, _option("Reward", "none, group or batch.")]
+Clip = Annotated[Real, option("Loss", "How far ratios may be from 1.", metavar="X")]
+ClipHigh = Annotated[Real, option("Loss", "How far above 1, if not as --clip.", metavar="X")]
+Beta = Annotated[Real, option("Loss", "Weight of the KL to the start.", metavar="X")]
+Aggregation = Annotated[Name, option("Loss", "dapo, grpo or dr_grpo.")]
+Inner = Annotated[Number, option("Loss", "Times through a step's answers.", metavar="N")]
+Minibatches = Annotated[Number, option("Loss", "Updates each time through.", metavar="N")]
+PackTokens = Annotated[Number, option("Loss", "Tokens a sequence.", metavar="N")]
 
-Clip = Annotated[Real, _option("Loss", "How far ratios may be from 1.", metavar="X")]
-ClipHigh = Annotated[Real, _option("Loss", "How far above 1, if not as --clip.", metavar="X")]
-Beta = Annotated[Real, _option("Loss", "Weight of the KL to the start.", metavar="X")]
-Aggregation = Annotated[Name, _option("Loss", "dapo, grpo or dr_grpo.")]
-Inner = Annotated[Number, _option("Loss", "Times through a step's answers.", metavar="N")]
-Minibatches = Annotated[Number, _option("Loss", "Updates each time through.", metavar="N")]
-PackTokens = Annotated[Number, _option("Loss", "Tokens a sequence.", metavar="N")]
-
-Model = Annotated[Name, _option("Model", "A name, folder, .gguf file or hub org/model.")]
-AsLora = Annotated[bool, _option("Model", "Train a LoRA.", "--lora")]
-AsFull = Annotated[bool, _option("Model", "Train all weights.", "--full")]
-Rank = Annotated[Number, _option("Model", "Of the LoRA.", metavar="N")]
-Alpha = Annotated[Real, _option("Model", "Of the LoRA; twice the rank.", metavar="X")]
-Targets = Annotated[Name, _option("Model", "all, attention, mlp, or layer names.")]
-Dtype = Annotated[Name, _option("Model", "bfloat16 or float32.")]
 Threads = Annotated[
-    Number, _option("Model", "CPU threads to compute with.", metavar="N", min=1, max=MAX_THREADS)
+    Number, option("Model", "CPU threads to compute with.", metavar="N", min=1, max=MAX_THREADS)
 ]
-Device = Annotated[Name, _option("Model", "cpu, cuda or cuda:N.")]
 
-Steps = Annotated[Number, _option("Steps", "Rounds of answers.", metavar="N")]
-Lr = Annotated[Real, _option("Steps", "Learning rate; 1e-6 if full, 1e-5.", metavar="X")]
-ScheduleName = Annotated[Name, _option("Steps", "linear, cosine, constant.", "--schedule")]
-Warmup = Annotated[Real, _option("Steps", "Updates, or a share of them.", metavar="X")]
-WeightDecay = Annotated[Real, _option("Steps", "Of matrices.", metavar="X")]
-MaxGradNorm = Annotated[Real, _option("Steps", "Clip gradients to it.", metavar="X")]
-ValidEvery = Annotated[Number, _option("Steps", "Steps between validations.", metavar="N")]
-Tolerance = Annotated[Real, _option("Steps", "Accuracy that less KV may cost.", metavar="X")]
-CheckpointEvery = Annotated[Number, _option("Steps", "Steps between checkpoints.", metavar="N")]
-Seed = Annotated[Number, _option("Steps", "Of all randomness.", metavar="N")]
+Steps = Annotated[Number, option("Steps", "Rounds of answers.", metavar="N")]
+Lr = Annotated[Real, option("Steps", "Learning rate; 1e-6 if full, 1e-5.", metavar="X")]
+Warmup = Annotated[Real, option("Steps", "Updates, or a share of them.", metavar="X")]
+Tolerance = Annotated[Real, option("Steps", "Accuracy that less KV may cost.", metavar="X")]
 
 
 def grpo(
     *,
-    config: Config = None,
-    out: Out = None,
-    model: Model = None,
+    config: shared.Config = None,
+    out: shared.Out = None,
+    model: shared.Model = None,
     task: Task = None,
     prompts: Prompts = None,
     prompt_field: PromptField = None,
@@ -122,26 +97,26 @@ def grpo(
     inner: Inner = None,
     minibatches: Minibatches = None,
     pack_tokens: PackTokens = None,
-    lora: AsLora = False,
-    full: AsFull = False,
-    rank: Rank = None,
-    alpha: Alpha = None,
-    targets: Targets = None,
+    lora: shared.AsLora = False,
+    full: shared.AsFull = False,
+    rank: shared.Rank = None,
+    alpha: shared.Alpha = None,
+    targets: shared.Targets = None,
     lr: Lr = None,
-    schedule: ScheduleName = None,
+    schedule: shared.ScheduleName = None,
     warmup: Warmup = None,
-    weight_decay: WeightDecay = None,
-    max_grad_norm: MaxGradNorm = None,
-    valid_every: ValidEvery = None,
+    weight_decay: shared.WeightDecay = None,
+    max_grad_norm: shared.MaxGradNorm = None,
+    valid_every: shared.ValidEvery = None,
     valid_tolerance: Tolerance = None,
-    checkpoint_every: CheckpointEvery = None,
-    dtype: Dtype = None,
-    device: Device = None,
+    checkpoint_every: shared.CheckpointEvery = None,
+    dtype: shared.Dtype = None,
+    device: shared.Device = None,
     threads: Threads = None,
-    seed: Seed = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    seed: shared.Seed = None,
+    dry_run: shared.DryRun = False,
+    as_json: shared.AsJson = False,
+    quiet: shared.Quiet = False,
 ) -> None:
     """Reward a model's own answers to problems: for being right, and for holding less KV.
 
