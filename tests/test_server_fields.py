@@ -169,7 +169,7 @@ def test_max_tokens_by_either_name(client: Any) -> None:
 
 def test_the_page_has_every_field() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    words = set(re.findall(r"`([a-z_]+)`", page)) | set(re.findall(r"[a-z]+\.([a-z_]+)`", page))
+    words = set(re.findall(r"`([a-z_]+)`", page)) | set(re.findall(r"([a-z_]+)\.[a-z_]+`", page))
     fields = {
         *ChatRequest.model_fields, *CompletionRequest.model_fields, *Extension.model_fields,
         *UNSUPPORTED, *Message.model_fields,

@@ -138,6 +138,7 @@ class EngineLoop:
                 begun = time.perf_counter()
                 jobs += fresh
                 self._queue(fresh)
+                fresh.clear()  # what ends in this pass is not kept until somebody asks again
                 pass_s = self._pass(jobs)
                 jobs = self._publish(jobs)
                 self.metrics.between.inc(time.perf_counter() - begun - pass_s)
