@@ -78,16 +78,22 @@ def decoded(cell: Cell, problem: Problem, completion: Completion) -> Decoded:
     )
 
 
-def answer(lm: LM, cell: Cell, prompt: str, max_tokens: int = MAX_TOKENS) -> Completion:
-    params = SamplingParams(max_tokens=max_tokens, **cell.params)
+def answer(lm: LM, cell: Cell, prompt: str) -> Completion:
+    params = SamplingParams(max_tokens=MAX_TOKENS, **cell.params)
     return lm.submit(prompt, params, method=cell.method).finish()
+
+
+def warm(lm: LM, cell: Cell) -> None:
+    """A short answer, spans of one pass, so that nothing is done for the first time later."""
+    params = SamplingParams(max_tokens=MAX_TOKENS if lm.card.variant else 32, threshold=0.0)
+    lm.submit(WARM, params, method=cell.method).finish()
 
 
 def answer_all(cells: Sequence[Cell], asked: Sequence[Problem], out: Path) -> None:
     """Fills the file with the answers that it lacks."""
     lms = {arm: load(arm) for arm in dict.fromkeys(cell.arm for cell in cells)}
-    for cell in cells:
-        answer(lms[cell.arm], cell, WARM, max_tokens=400)
+    for cell in {cell.arm: cell for cell in cells}.values():
+        warm(lms[cell.arm], cell)
     with Store(out, Decoded) as store:
         for number, problem in enumerate(asked):
             at = number % len(cells)
