@@ -142,6 +142,9 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

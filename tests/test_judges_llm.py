@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from data_kit import Respond, Server
 
 from stretto.data.annotators import Exhausted, Unanswered
 from stretto.data.client import Client, Endpoint
@@ -19,49 +18,6 @@ from stretto.eval.judges.base import Comparison, Question
 from stretto.eval.judges.choose import JudgeSettings, open_judge
 from stretto.eval.judges.llm import LLMJudge, quality_of
 from stretto.eval.judges.llm_prompt import messages_of, parse_reply
-
-Respond = Callable[[dict[str, Any], int], tuple[int, Any, dict[str, str]]]
-"""(request, its number from 0) -> status, body (text: sent as it is), headers."""
-
-
-class Server:
-    """An OpenAI-wire endpoint; `requests` holds what it was asked."""
-
-    def __init__(self, respond: Respond) -> None:
-        self.requests: list[dict[str, Any]] = []
-        lock, outer = threading.Lock(), self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                data = self.rfile.read(int(self.headers["Content-Length"]))
-                request = json.loads(data)
-                with lock:
-                    number = len(outer.requests)
-                    outer.requests.append(request)
-                status, body, headers = respond(request, number)
-                raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(raw)))
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 def completion(text: str | None) -> dict[str, Any]:

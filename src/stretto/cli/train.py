@@ -111,14 +111,21 @@ def sft(
     changes = dict(locals())
     for name in ("config", "lora", "full", "dry_run", "as_json", "quiet"):
         changes.pop(name)
-    from stretto.cli.train_parts import check_lora, how_of, plain_values, run_sft, show_estimate
+    from stretto.cli.train_parts import (
+        check_lora,
+        estimate_of,
+        how_of,
+        plain_values,
+        run_sft,
+        show_estimate,
+    )
     from stretto.train.config import SftConfig
 
     changes["how"] = how_of(lora=lora, full=full)
     settings = SftConfig.read(config, plain_values(changes))
     check_lora(settings.how, changes)
     if dry_run:
-        show_estimate(settings, as_json=as_json)
+        show_estimate(estimate_of(settings), as_json=as_json)
         return
     run_sft(settings, as_json=as_json, quiet=quiet)
 

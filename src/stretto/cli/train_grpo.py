@@ -125,7 +125,7 @@ def grpo(
     changes = dict(locals())
     for name in ("config", "lora", "full", "threads", "dry_run", "as_json", "quiet"):
         changes.pop(name)
-    from stretto.cli.train_parts import check_lora, how_of, plain_values
+    from stretto.cli.train_parts import check_lora, how_of, plain_values, show_estimate
     from stretto.cli.train_score import set_threads
     from stretto.train.grpo_config import GrpoConfig
 
@@ -134,22 +134,11 @@ def grpo(
     check_lora(settings.how, changes)
     set_threads(threads)
     if dry_run:
-        _show_estimate(settings, as_json)
+        from stretto.train.grpo_estimate import estimate_grpo
+
+        show_estimate(estimate_grpo(settings), as_json=as_json)
         return
     _run(settings, as_json=as_json, quiet=quiet)
-
-
-def _show_estimate(settings: Any, as_json: bool) -> None:
-    from stretto.cli.output import write_json, write_line
-    from stretto.cli.train_parts import shown_figure
-    from stretto.train.grpo_estimate import estimate_grpo
-
-    found = estimate_grpo(settings)
-    if as_json:
-        write_json(found)
-        return
-    for name, value in found.items():
-        write_line(f"{name:<20} {shown_figure(name, value)}")
 
 
 def _run(settings: Any, *, as_json: bool, quiet: bool) -> None:

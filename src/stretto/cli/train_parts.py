@@ -115,10 +115,8 @@ def _show(summary: Mapping[str, Any], as_json: bool) -> None:
         write_line(summary["model"])
 
 
-def show_estimate(config: SftConfig, *, as_json: bool) -> None:
-    """Prints what a run would take. With data it is read and counted; without, it is per
-    `ESTIMATE_TOKENS` an epoch. A recipe's `architecture` stands for weights that are not here."""
-    found = estimate_of(config)
+def show_estimate(found: Mapping[str, Any], *, as_json: bool) -> None:
+    """Prints what a run would take."""
     if as_json:
         write_json(found)
         return
@@ -127,7 +125,9 @@ def show_estimate(config: SftConfig, *, as_json: bool) -> None:
 
 
 def estimate_of(config: SftConfig) -> dict[str, Any]:
-    """The estimate of a run, with what it is based on."""
+    """The estimate of a run, with what it is based on. With data it is read and counted; without,
+    it is per `ESTIMATE_TOKENS` an epoch. A recipe's `architecture` stands for weights that are not
+    here."""
     from stretto.dialects import DialectSettings, get_dialect
     from stretto.train.estimate import Shape, estimate, measure_flops
     from stretto.train.lora import Lora
