@@ -21,8 +21,9 @@ lint: setup
 model: setup
 	$(BIN)/stretto model pull
 
-# DATA: a folder with instruct/*.jsonl and eval/alpaca_eval_400.jsonl. Stages that are kept in
-# benchmarks/results/pasta are not run again. QUICK=1: in miniature; FULL=1: the whole grid.
+# DATA: a folder with instruct/*.jsonl, and in eval/ vicuna_80_prompts, alpaca_eval_400 and
+# alpaca_eval_400_gpt4_1106_preview (JSONL). Stages that are kept in benchmarks/results/pasta are
+# not run again. QUICK=1: in miniature; FULL=1: the whole grid.
 reproduce-pasta: model
 	$(BIN)/python benchmarks/pasta/reproduce.py --data "$(DATA)" --work build/pasta $(if $(QUICK),--quick) $(if $(FULL),--full)
 

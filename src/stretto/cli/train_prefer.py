@@ -102,9 +102,8 @@ def prefer(
         pack_tokens=pack_tokens, max_steps=max_steps, checkpoint_every=checkpoint_every, rank=rank,
     )  # fmt: skip
     data_options.check(low=2, n=n)
-    own = {"rank": rank, "targets": targets}
-    check_lora("full" if full else "lora", own)
-    lora = Lora(**{name: value for name, value in own.items() if value is not None})
+    check_lora("full" if full else "lora", {"rank": rank, "targets": targets})
+    lora = Lora(4 if rank is None else rank, targets="all" if targets is None else targets)
     settings = PreferSettings(
         schedule=Schedule(LR["full" if full else "lora"] if lr is None else lr, schedule, warmup),  # type: ignore[arg-type]
         alpha=alpha,
