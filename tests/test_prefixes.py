@@ -185,12 +185,14 @@ def test_samples_of_one_prompt_encode_it_once(page_size: int) -> None:
     engine = StubEngine(96)
     scheduler = Scheduler(engine, Pool(1024 // page_size, page_size), shares_prompts=True)
     prompt = list(range(64))
-    for sample in range(8):
-        scheduler.submit(make(prompt, max_tokens=2, sample=sample))
+    samples = [make(prompt, max_tokens=2, sample=sample) for sample in range(8)]
+    for request in samples:
+        scheduler.submit(request)
     scheduler.step()
     assert [len(scheduler.running), len(scheduler.waiting)] == [1, 7]
     scheduler.step()
-    assert scheduler.sharing.num_adopted_tokens == 7 * (63 // page_size * page_size)
+    adopted = [request.memory.num_adopted for request in samples]
+    assert adopted == [0, *[63 // page_size * page_size] * 7]
     held = {page for r in scheduler.running for page in r.memory.slots[0].pages}
     assert len(held) <= 64 // page_size + 7
     while scheduler.step():
@@ -204,6 +206,18 @@ def test_a_short_prompt_that_begins_alike_waits_for_nobody() -> None:
         scheduler.submit(make([*range(5), *[50 + last] * 20]))
     scheduler.step()
     assert len(scheduler.running) == 3
+
+
+def test_nobody_waits_for_the_rest_of_a_long_prompt() -> None:
+    scheduler = Scheduler(StubEngine(96), Pool(256), max_rows=20, shares_prompts=True)
+    long, short = make(range(90)), make([*range(20), 77, 78])
+    for request in (long, short):
+        scheduler.submit(request)
+    scheduler.step()
+    assert scheduler.running == [long]
+    scheduler.step()
+    assert scheduler.running == [long, short]
+    assert short.memory.num_adopted == 20
 
 
 def test_what_is_cached_goes_before_anybody_is_preempted() -> None:
@@ -414,6 +428,41 @@ def test_the_books_tell_a_page_that_is_held_too_often() -> None:
         pool.check_integrity()
 
 
-@pytest.fixture(scope="module")
-def lm() -> LM:
-    return tiny_lm(prefix_cache=True)
+PROMPTS = ["What is a fugue?", "What is a fugue, then?", "Name three.", "What is a fugue?"]
+
+
+@pytest.mark.parametrize("dialect", ["plain", "pasta", "tip", "pasta+tip", "apar", "planned"])
+def test_models_of_every_dialect_answer_the_same(dialect: str) -> None:
+    params = SamplingParams(max_tokens=24, temperature=1.0, seed=2)
+    shared, plain = tiny_lm(dialect, prefix_cache=True), tiny_lm(dialect)
+    for turn in range(2):
+        mine = shared.generate(PROMPTS, params, n=2)
+        expected = plain.generate(PROMPTS, params, n=2)
+        assert [c.annotated for c in mine] == [c.annotated for c in expected]
+        assert [c.finish_reason for c in mine] == [c.finish_reason for c in expected]
+        assert sum(c.usage.cached_tokens > 0 for c in mine) >= (8 if turn else 5)
+        assert not any(c.usage.cached_tokens for c in expected)
+    shared.scheduler.check_integrity()
+    assert shared.scheduler.pool.num_free_pages == shared.scheduler.pool.num_pages
+
+
+def test_the_worked_examples_of_an_outline_are_fed_once() -> None:
+    lm = tiny_lm(prefix_cache=True, pool_slots=4096)
+    lm.engine.max_positions = 4096
+    params = SamplingParams(max_tokens=8)
+    first, second = (lm.generate(p, params, method="sot")[0].usage for p in ("one?", "two?"))
+    assert first.cached_tokens == 0
+    assert second.cached_tokens > second.prompt_tokens - 120
+
+
+def test_what_a_model_knew_before_it_was_trained_is_forgotten_on_demand() -> None:
+    lm = tiny_lm(prefix_cache=True)
+    lm.generate("hello there", SamplingParams(max_tokens=4))
+    with torch.no_grad():
+        lm.model.get_input_embeddings().weight.mul_(-1.5)
+    lm.forget_prefixes()
+    (later,) = lm.generate("hello there", SamplingParams(max_tokens=8))
+    fresh = LM.wrap(lm.model, lm.tokenizer, pool_slots=1024)
+    (expected,) = fresh.generate("hello there", SamplingParams(max_tokens=8))
+    assert later.usage.cached_tokens == 0
+    assert later.text == expected.text

@@ -45,6 +45,11 @@ class Messages:
         except EOFError:
             print(file=sys.stderr)
             return None
+        except KeyboardInterrupt:
+            print(file=sys.stderr)  # what was typed stays in its line
+            raise
+        except UnicodeDecodeError:
+            raise InvalidInput("the message is not UTF-8; set the terminal to UTF-8") from None
         check_utf8("the message", line)
         return line
 

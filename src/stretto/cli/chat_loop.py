@@ -160,8 +160,9 @@ class Chat:
         obey(argument.strip())
 
     def _help(self, _: str) -> None:
-        for name, (_, takes, meaning) in self._commands.items():
-            say(f"{f'/{name} {takes}'.strip():<15}  {meaning}")
+        for name, command in self._commands.items():
+            takes, meaning = command[1:]
+            say(f"{f'/{name} {takes}'.strip()}: {meaning}")
         say("A line that ends with \\ goes on in the next one; // begins a message with a slash.")
         say("Ctrl-C cancels an answer; what there is of it stays.")
 

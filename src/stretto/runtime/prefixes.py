@@ -104,9 +104,8 @@ class Sharing:
 
     def __init__(self, pool: Pool) -> None:
         self.prefixes = Prefixes(pool)
-        self.num_adopted_tokens = 0
         self._pool = pool
-        self._feeding: list[Request] = []  # whose prompts are not known yet
+        self._feeding: list[Request] = []  # whose prompts are not known as a whole
 
     def reset(self) -> None:
         self.prefixes.reset()
@@ -136,20 +135,18 @@ class Sharing:
             return
         if pages:
             request.feed.skip(request.memory.adopt(self._pool, 0, pages))
-            self.num_adopted_tokens += request.memory.num_adopted
         self._feeding.append(request)
         request.memory.on_leaving = lambda: self._leave(request)
 
     def update(self, running: Sequence[Request]) -> None:
-        """Prompts that have been fed by now are known."""
+        """What has been fed of prompts by now is known."""
         if not self._feeding:
             return
         ids = {id(request) for request in running}
         here = [request for request in self._feeding if id(request) in ids]
-        self._feeding = [request for request in here if _feeds_prompt(request)]
         for request in here:
-            if not _feeds_prompt(request):
-                self._keep(request)
+            self._keep(request)
+        self._feeding = [request for request in here if _feeds_prompt(request)]
 
     def forget(self, requests: Iterable[Request]) -> None:
         """Nothing is known any more, and of these requests nothing ever will be."""
