@@ -34,7 +34,7 @@ from stretto.data.rows import prompt_id
 
 CLIENTS = (1, 4, 16, 64)
 ROUNDS = 3
-POOL_SLOTS = 32_768
+POOL_SLOTS = 16_384
 STOP_S = 60
 PROMPTS = (
     "What are good habits for saving money?",
