@@ -14,6 +14,7 @@ from jaxtyping import install_import_hook
 
 SHAPED = [
     "stretto.data.annotate",
+    "stretto.data.convert",
     "stretto.data.markup",
     "stretto.data.stats",
     "stretto.data.structure",
@@ -28,6 +29,8 @@ SHAPED = [
     "stretto.runtime.request",
     "stretto.runtime.sampler",
     "stretto.train.bonbon",
+    "stretto.train.noise",
+    "stretto.train.planned",
     "stretto.train.prefer",
 ]
 """Modules whose calls are checked: types, and shapes in signatures. Not `stretto.masks`, since

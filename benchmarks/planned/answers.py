@@ -85,7 +85,9 @@ def answer(lm: LM, cell: Cell, prompt: str) -> Completion:
 
 def warm(lm: LM, cell: Cell) -> None:
     """A short answer, spans of one pass, so that nothing is done for the first time later."""
-    params = SamplingParams(max_tokens=MAX_TOKENS if lm.card.variant else 32, threshold=0.0)
+    params = SamplingParams(max_tokens=32)
+    if lm.card.variant is not None:
+        params = SamplingParams(max_tokens=MAX_TOKENS, threshold=0.0)
     lm.submit(WARM, params, method=cell.method).finish()
 
 

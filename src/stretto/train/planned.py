@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -60,7 +60,7 @@ class NoisyBatch:
     num_written: int
 
     @classmethod
-    def of(cls, streams: Sequence[Streams]) -> Self:
+    def of(cls, streams: Sequence[Streams]) -> NoisyBatch:
         kept = [s for s in streams if len(s.example)]
         rows = [s.example.targets != IGNORE for s in kept]
         empty = torch.zeros(0)
