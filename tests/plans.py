@@ -102,7 +102,7 @@ def knobs(seed: int) -> dict[str, Any]:
 
 
 class Snapshots:
-    """An engine that keeps the trace of every pass, and the logits of rows of blocks in it."""
+    """An engine that keeps the trace of `request` at every pass, and all logits of the pass."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -131,8 +131,9 @@ def worst_gap(model: Any, snapshots: Snapshots) -> float:
         row = 0
         for run in runs:
             for index in run.kept:
-                flat = starts[ids[run.segment.handle]] + run.start + index
-                worst = max(worst, float((reference[flat] - logits[row]).abs().max()))
+                if run.view.memory is snapshots.request.memory:
+                    flat = starts[ids[run.segment.handle]] + run.start + index
+                    worst = max(worst, float((reference[flat] - logits[row]).abs().max()))
                 row += 1
     return worst
 

@@ -9,7 +9,7 @@ import torch
 from conftest import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from orchestras import Recording, largest_gap, run_all, scheduler_for
+from orchestras import run_all, scheduler_for
 from plans import (
     CONTROL,
     END,
@@ -22,6 +22,7 @@ from plans import (
     planned,
     random_plan,
     span_steps,
+    worst_gap,
 )
 from stubs import StubEngine
 
@@ -319,19 +320,25 @@ def test_plan_rows_and_span_rows_share_a_pass() -> None:
     )
 
 
-@settings(max_examples=10, deadline=None)
-@given(seed=seeds, variant=variants)
-def test_preempted_in_mid_span_it_comes_back_bit_for_bit(seed: int, variant: str) -> None:
+@pytest.mark.parametrize("variant", ["sparse", "dense"])
+@settings(max_examples=3, deadline=None)
+@given(seed=seeds, convention=conventions)
+def test_preempted_in_mid_span_it_comes_back_bit_for_bit(
+    variant: str, seed: int, convention: str
+) -> None:
+    """Among others on a real model: the youngest, which is preempted, is still one masked pass."""
     model = tiny_model("llama")
-    plan = [[7, 7, 7], [5, 5]]
-    requests = [planned(plan, seed + k, variant=variant) for k in range(4)]
-    engine = Recording(HFEngine(model, NUM_SLOTS))
-    scheduler = scheduler_for(engine, 140)
+    requests = [
+        planned([[5, 5, 5], [3, 3]], seed + k, variant=variant, convention=convention)
+        for k in range(3)
+    ]
+    engine = Snapshots(HFEngine(model, NUM_SLOTS))
+    engine.request = requests[-1]
+    scheduler = scheduler_for(engine, 90)
     run_all(scheduler, requests)
     assert scheduler.num_preemptions
-    for request in requests:
-        assert request.finish_reason == "stop"
-        assert largest_gap(model, request, engine) < TOLERANCE
+    assert all(request.finish_reason == "stop" for request in requests)
+    assert worst_gap(model, engine) < TOLERANCE
 
 
 @pytest.mark.parametrize("variant", ["sparse", "dense"])
