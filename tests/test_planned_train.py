@@ -37,6 +37,7 @@ from stretto.models.tiny import make_tiny
 from stretto.train import SftConfig, train_sft
 from stretto.train.batches import Batch
 from stretto.train.examples import IGNORE, Example
+from stretto.train.lengths import relabel
 from stretto.train.loop import Loop, LoopSettings
 from stretto.train.noise import LEAST_LEVEL, Noise, draw_noise, generator_of, pruned
 from stretto.train.packing import BatchSize, PackedSteps
@@ -97,8 +98,10 @@ def test_the_last_token_of_a_plan_predicts_what_ends_the_round() -> None:
 
 def test_a_span_that_is_longer_than_promised_is_left_out() -> None:
     lm = planned_lm()
+    text = span("one", "Paris is the capital", 10)
     with pytest.raises(SpanTooLong, match="longer than promised"):
-        example_of(lm, span("one", "Paris is the capital", 10))
+        example_of(lm, text)
+    assert int(example_of(lm, relabel(text, lm.vocabulary, 10)).written.sum()) > 10
 
 
 # -- who sees what ---------------------------------------------------------------------------------
