@@ -285,6 +285,7 @@ def test_a_process_that_is_told_to_end(tmp_path: Path, second: bool) -> None:
     tiny_lm().save(tmp_path / "tiny")
     command = [sys.executable, "-m", "stretto", "serve", "--port", "0", "--json"]
     command += ["--model", str(tmp_path / "tiny"), "--offline", "--pool-slots", "40000"]
+    command += ["--drain-s", "600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
@@ -305,10 +306,10 @@ def test_a_process_that_is_told_to_end(tmp_path: Path, second: bool) -> None:
             if second:
                 time.sleep(0.3)
                 os.kill(process.pid, signal.SIGINT)
-                assert process.wait(20) == 130
+                assert process.wait(120) == 130
             else:
                 assert response.read().endswith(b"data: [DONE]\n\n")
-                assert process.wait(30) == 0
+                assert process.wait(120) == 0
             connection.close()
             assert b"Traceback" not in process.stderr.read()
         finally:
