@@ -55,6 +55,8 @@ def markdown(rows: Rows) -> str:
 
 
 def _shown(row: Mapping[str, Any], name: str, form: str) -> str:
+    if row[name] is None:
+        return "–"
     value = format(row[name], form)
     if f"{name}_low" not in row:
         return value
