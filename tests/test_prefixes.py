@@ -21,6 +21,7 @@ from stretto.dialects.plain import PlainSession
 from stretto.engines.flex import FlexEngine
 from stretto.engines.fused import FusedEngine
 from stretto.engines.hf import HFEngine
+from stretto.runtime.memory import RequestMemory
 from stretto.runtime.pool import Pool, PoolError, SlotList
 from stretto.runtime.prefixes import Prefixes
 from stretto.runtime.request import Request
@@ -466,3 +467,21 @@ def test_what_a_model_knew_before_it_was_trained_is_forgotten_on_demand() -> Non
     (expected,) = fresh.generate("hello there", SamplingParams(max_tokens=8))
     assert later.usage.cached_tokens == 0
     assert later.text == expected.text
+
+
+def test_what_was_never_put_back_is_not_kept() -> None:
+    """A copy that fails on its way back leaves pages with what others wrote."""
+
+    class Failing(StubEngine):
+        def copy_in(self, slots: list[int], kept: Any) -> None:
+            raise RuntimeError("lost")
+
+    engine, pool, memory = Failing(8), Pool(8), RequestMemory()
+    told: list[str] = []
+    memory.on_leaving = lambda: told.append("left")
+    memory.extend(pool, [{0: 4}])
+    memory.save(engine, pool)
+    with pytest.raises(RuntimeError, match="lost"):
+        memory.restore(engine, pool)
+    memory.free(pool)
+    assert (told, pool.num_free_pages) == ([], 8)

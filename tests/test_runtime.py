@@ -444,8 +444,9 @@ def test_a_failure_is_told_to_its_own_request_alone(pasta: LM) -> None:
     assert pasta.scheduler.pool.num_free_pages == pasta.scheduler.pool.num_pages
 
 
+@pytest.mark.parametrize("shares_prompts", [False, True])
 @pytest.mark.parametrize("where", ["copy_out", "copy_in"])
-def test_a_preemption_that_fails_is_the_preempted_ones(where: str) -> None:
+def test_a_preemption_that_fails_is_the_preempted_ones(where: str, shares_prompts: bool) -> None:
     def make() -> list[Request]:
         requests = [make_request(seed, PlainSession()) for seed in (0, 1)]
         for request in requests:
@@ -458,7 +459,7 @@ def test_a_preemption_that_fails_is_the_preempted_ones(where: str) -> None:
     engine = Failing(StubEngine(100))
     if where == "copy_in":
         engine.copy_out = engine.engine.copy_out
-    scheduler = scheduler_for(engine, 100)
+    scheduler = scheduler_for(engine, 100, shares_prompts=shares_prompts)
     scheduler.submit(older)
     scheduler.submit(younger)
     while scheduler.step():
@@ -466,6 +467,9 @@ def test_a_preemption_that_fails_is_the_preempted_ones(where: str) -> None:
     assert (older.text, older.finish_reason) == (told[0].text, "length")
     assert younger.error == ("MemoryError" if where == "copy_out" else "lost")
     assert scheduler.pool.num_free_pages == 100
+    (_, again) = make()
+    run_all(scheduler, [again])
+    assert again.text == told[1].text  # nothing was taken over that had been lost
 
 
 def test_a_request_that_cannot_even_end_harms_no_other() -> None:

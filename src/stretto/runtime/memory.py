@@ -17,7 +17,8 @@ Lengths = Mapping[int, int]
 class RequestMemory:
     """Slots of one request's segments. `epoch` changes when they move, after a preemption.
 
-    `on_leaving` is called once, before the last of them are given back. `num_adopted` counts tokens
+    `on_leaving` is called once, before the last of them are given back, unless what belongs there
+    has been copied out and was never put back. `num_adopted` counts tokens
     whose keys and values were there before the request.
     """
 
@@ -64,9 +65,9 @@ class RequestMemory:
         """Gives back the pages of some segments; None: of all, and any copy made of them."""
         if handles is None:
             leaving, self.on_leaving = self.on_leaving, None
-            if leaving is not None:
+            if leaving is not None and self._kept is None:
                 leaving()
-            handles = list(self.slots)
+            handles = list(reversed(self.slots))  # of what is cached, the beginning goes last
             self._kept = None
         for handle in handles:
             slots = self.slots.get(handle)
