@@ -316,7 +316,9 @@ def test_a_terminal_sees_threads_live(lm: LM, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("stretto.cli.answer.is_live", lambda stream: stream is sys.stdout)
     settings = Settings(SamplingParams())
-    assert isinstance(Chat(lm, settings, Typed())._view("hi"), LiveView)
+    view = Chat(lm, settings, Typed())._view("hi", "sequential")
+    assert isinstance(view, LiveView)
+    assert view._method == "sequential"  # of what it shows, whatever answers the next question
     piped = Typed()
     piped.is_terminal = False
-    assert isinstance(Chat(lm, settings, piped)._view("hi"), PlainView)
+    assert isinstance(Chat(lm, settings, piped)._view("hi", "auto"), PlainView)

@@ -97,6 +97,8 @@ def test_texts_may_differ_at_a_near_tie_alone(client: Any) -> None:
     assert (kind, gap) == ("near tie", pytest.approx(0.0005))
     assert client.compared(alone, row("axc", -1.0, -2.5, -3.0))[0] == "different"
     assert client.compared(alone, row("ab", -1.0, -2.0)) == ("different", None)
+    sure, other = row("ab", -0.1, -0.0001), row("ac", -0.1, -0.0002)
+    assert client.compared(sure, other)[0] == "different"
 
 
 def cell(seconds: float, *seen: dict[str, Any], between: float = 0.03) -> dict[str, Any]:

@@ -53,9 +53,9 @@ def stages_of(sizes: Sizes) -> list[Stage]:
         _validation(sizes),
         *_scores(sizes),
         *_supervised(sizes, "sft-structure", "sft-apar"),
-        *_evaluation(sizes),
         *_multipart(sizes),
         *_evaluation_multipart(sizes),
+        *_evaluation(sizes),
         _report(sizes),
     ]
 

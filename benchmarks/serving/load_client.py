@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import threading
 import time
 from collections import deque
@@ -176,12 +177,14 @@ def compared(alone: Row, row: Row) -> tuple[str, float | None]:
     """How an answer differs from the one that was decoded alone, and by how much the two tokens'
     log-probabilities differ where they first do.
 
-    "same"; "near tie": the first tokens that differ were as likely up to `NEAR_TIE`; "different".
+    "same"; "near tie": the first tokens that differ were as likely up to `NEAR_TIE`, and neither
+    likelier than half, as two that tie must be; "different".
     """
     if row["text"] == alone["text"]:
         return "same", None
     for (mine, logprob), (other, reference) in zip(row["tokens"], alone["tokens"], strict=False):
         if mine != other:
             gap = abs(logprob - reference)
-            return ("near tie" if gap < NEAR_TIE else "different"), gap
+            is_tie = gap < NEAR_TIE and max(logprob, reference) <= math.log(0.5) + NEAR_TIE
+            return ("near tie" if is_tie else "different"), gap
     return "different", None

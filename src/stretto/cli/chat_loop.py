@@ -110,7 +110,7 @@ class Chat:
         """Answers a question. What there is of an answer that was interrupted stays."""
         asked, params = self.conversation.messages(prompt), self._settings.params
         with interruptible(PATIENCE) as is_interrupted:
-            player = Player(self._lm, self._view(asked), is_interrupted)
+            player = Player(self._lm, self._view(asked, self.method), is_interrupted)
             try:
                 player.generate(asked, params, method=self.method, raw=False)
             except Interrupted:
@@ -137,12 +137,12 @@ class Chat:
             for line in summary_lines(completion, self._settings.params, baseline, pairs=1):
                 say(line)
 
-    def _view(self, prompt: Prompt) -> View:
+    def _view(self, prompt: Prompt, method: str) -> View:
         """Live on a terminal that is also typed at; else plain, or nothing beside JSON."""
         settings = self._settings
         if self._source.is_terminal:
             job = Job(
-                prompt, settings.params, self.method, as_json=settings.as_json, quiet=settings.quiet
+                prompt, settings.params, method, as_json=settings.as_json, quiet=settings.quiet
             )
             return view_for(self._lm, job)
         return SilentView() if settings.as_json else PlainView(settings.params.stop)
@@ -203,8 +203,13 @@ class Chat:
         if self._source.is_terminal and not self._settings.quiet:
             say(f"sequential, as {method} answers beside it, unseen; each once to warm up")
         with interruptible(PATIENCE) as is_interrupted:
-            sides = _Sides(self._lm, self._view(asked), is_interrupted)
-            ours, baseline = compare(sides, asked, params, method=method)
+            sides = _Sides(self._lm, self._view(asked, "sequential"), is_interrupted)
+            try:
+                ours, baseline = compare(sides, asked, params, method=method)
+            except Interrupted:
+                raise
+            except Exception as error:
+                raise told(error) from None
         if self._settings.as_json:
             compared = {"answer": ours.to_json(), "sequential": baseline.to_json()}
             write_json({"prompt": turn.prompt, "compared": compared})
