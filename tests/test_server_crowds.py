@@ -220,17 +220,18 @@ def test_memory_is_flat_over_a_thousand_requests(served: Served) -> None:
         with ThreadPoolExecutor(4) as crowd:
             list(crowd.map(ask_some, parts))
         served.check_idle()
-        wait_until(lambda: not requests())
+        wait_until(lambda: len(requests()) <= others)
         objects = gc.get_objects()
-        return len(objects), len(requests()), resident_bytes()
+        return len(objects), len(requests()) - others, resident_bytes()
 
     def requests() -> list[Any]:
         gc.collect()
         return [o for o in gc.get_objects() if type(o) is Request]
 
+    others = len(requests())  # that other tests of this process still hold
     objects, _, resident = measured(0, 200)
     more, left, later = measured(200, 1000)
-    assert left == 0
+    assert left <= 0
     assert more - objects < 400, "half an object a request stays"
     assert later - resident < 16 << 20
 
