@@ -34,7 +34,7 @@ RESET = struct.pack("ii", 1, 0)
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serving(tiny_lm("pasta")) as made:
+    with serving(tiny_lm("pasta", prefix_cache=True)) as made:
         yield made
 
 
@@ -102,7 +102,7 @@ def streamed(data: bytes) -> str:
 
 
 def test_readers_that_are_slow_get_all_of_it_and_hold_up_nobody() -> None:
-    lm = tiny_lm("pasta", pool_slots=4096)
+    lm = tiny_lm("pasta", pool_slots=4096, prefix_cache=True)
     told = [alone(lm, f"slow {n}", 60, n) for n in range(4)]
     with serving(lm) as served:
         for sock in served.server.servers[0].sockets:
@@ -150,7 +150,7 @@ def chunks(data: bytes) -> Iterator[bytes]:
 
 def test_sigterm_under_load_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen clients, half of whom cannot be done in time: an answer or an error for each."""
-    lm = tiny_lm()
+    lm = tiny_lm(prefix_cache=True)
     app, opened = create_app(lm, Settings(drain_s=1.0)), running.open_socket("127.0.0.1", 0)
     served = Served(lm, app, None, opened.getsockname()[1])  # type: ignore[arg-type]
     admitted, answers = [], []
@@ -254,7 +254,7 @@ def test_one_with_many_forks_starves_nobody(served: Served) -> None:
 
 def test_a_full_pool_is_given_out_in_the_order_of_asking() -> None:
     """One with forks takes nearly all slots, and more like it come after a short one."""
-    lm = tiny_lm("pasta", pool_slots=320)
+    lm = tiny_lm("pasta", pool_slots=320, prefix_cache=True)
     story: dict[str, Any] = {"main": [PROMISE] * 4 + [SYNC, "end"]}
     story |= {f"main.{k}": ["w" * 40] for k in range(1, 5)}
     params = SamplingParams(max_tokens=300)
@@ -286,7 +286,7 @@ def test_a_full_pool_is_given_out_in_the_order_of_asking() -> None:
 
 def test_a_short_answer_begins_soon_after_many_long_ones() -> None:
     """Counted in passes, which all requests take part in: one to be fed, one for each token."""
-    lm = tiny_lm("pasta", pool_slots=4096)
+    lm = tiny_lm("pasta", pool_slots=4096, prefix_cache=True)
     with (
         serving(lm) as served, scripted(lm, endless), slowed(lm, 0.02) as passes,
         ThreadPoolExecutor(16) as crowd,

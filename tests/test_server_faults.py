@@ -29,7 +29,7 @@ MANY: Any = {"max_tokens": 300, "temperature": 1, "seed": 1, "stretto": {"method
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serving(tiny_lm("pasta")) as made:
+    with serving(tiny_lm("pasta", prefix_cache=True)) as made:
         yield made
 
 
@@ -79,7 +79,7 @@ def test_a_crowd_that_stays_is_told_what_each_would_be_alone(served: Served) -> 
 def test_a_reader_that_takes_nothing_blocks_nobody_and_is_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    lm = tiny_lm("pasta", pool_slots=2048)
+    lm = tiny_lm("pasta", pool_slots=2048, prefix_cache=True)
     with serving(lm, stall_s=0.5) as served:
         for sock in served.server.servers[0].sockets:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -93,7 +93,7 @@ def test_a_reader_that_takes_nothing_blocks_nobody_and_is_dropped(
 
 
 def test_a_full_pool_makes_requests_wait_and_changes_no_answer() -> None:
-    lm = tiny_lm(pool_slots=96)
+    lm = tiny_lm(pool_slots=96, prefix_cache=True)
     told = [alone(lm, f"number {n}", max_tokens=40, temperature=1, seed=n) for n in range(5)]
     with serving(lm) as served, ThreadPoolExecutor(5) as crowd:
         before = lm.scheduler.num_preemptions
@@ -160,7 +160,10 @@ def test_what_fails_in_one_request_harms_no_other(
 
 
 def test_too_many_at_once_are_told_when_to_come_back() -> None:
-    with serving(tiny_lm(), max_requests=2) as served, slowed(served.lm, 0.05) as passes:
+    with (
+        serving(tiny_lm(prefix_cache=True), max_requests=2) as served,
+        slowed(served.lm, 0.05) as passes,
+    ):
         status, _, body = served.ask(CHAT, served.chat(n=3))
         assert (status, body["error"]["param"]) == (400, "n")
         with send(served, served.chat(n=2, **MANY)):
@@ -174,7 +177,7 @@ def test_too_many_at_once_are_told_when_to_come_back() -> None:
 
 
 def test_a_request_past_its_deadline_is_cancelled() -> None:
-    with serving(tiny_lm(), deadline_s=0.3) as served, slowed(served.lm, 0.05):
+    with serving(tiny_lm(prefix_cache=True), deadline_s=0.3) as served, slowed(served.lm, 0.05):
         status, headers, body = served.ask(CHAT, served.chat(**MANY))
         assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
         assert headers["x-should-retry"] == "false"
@@ -190,12 +193,12 @@ def test_large_and_slow_requests_get_an_answer_too(served: Served) -> None:
     with connected(served) as raw:
         raw.sendall(b"GET / HTTP/1.1\r\nX: " + b"y" * 40_000)
         assert b'"type":"invalid_request_error"' in read_all(raw)
-    with serving(tiny_lm(), body_timeout_s=0.2) as other, connected(other) as raw:
+    with serving(tiny_lm(prefix_cache=True), body_timeout_s=0.2) as other, connected(other) as raw:
         raw.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode())
         answer = read_all(raw)
         assert b"408" in answer.splitlines()[0]
         assert b"longer than 0.2 s" in answer
-    with serving(tiny_lm(), max_body_bytes=1000, body_timeout_s=600) as other:
+    with serving(tiny_lm(prefix_cache=True), max_body_bytes=1000, body_timeout_s=600) as other:
         for parts in (b"800\r\n" + b"x" * 0x800, b"2\r\nxx\r\n800\r\n" + b"x" * 0x800):
             head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
             with connected(other) as raw:
@@ -216,7 +219,7 @@ def read_all(raw: socket.socket) -> bytes:
 
 
 def test_sigterm_lets_requests_finish_and_admits_no_more() -> None:
-    lm = tiny_lm()
+    lm = tiny_lm(prefix_cache=True)
     app, opened = create_app(lm, Settings(drain_s=30)), running.open_socket("127.0.0.1", 0)
     port, found = opened.getsockname()[1], {}
 
@@ -247,7 +250,10 @@ def test_sigterm_lets_requests_finish_and_admits_no_more() -> None:
 
 
 def test_what_does_not_finish_in_time_is_told_so() -> None:
-    with serving(tiny_lm(), drain_s=0.2) as served, slowed(served.lm, 0.05) as passes:
+    with (
+        serving(tiny_lm(prefix_cache=True), drain_s=0.2) as served,
+        slowed(served.lm, 0.05) as passes,
+    ):
         with ThreadPoolExecutor(1) as other:
             under_way = other.submit(served.ask, CHAT, served.chat(**MANY))
             wait_until(lambda: len(passes) > 2)
@@ -274,7 +280,7 @@ def test_the_verb_says_where_it_serves(
         opened.close()
         return True
 
-    monkeypatch.setattr("stretto.cli.answer.load", lambda *_, **__: tiny_lm())
+    monkeypatch.setattr("stretto.cli.answer.load", lambda *_, **__: tiny_lm(prefix_cache=True))
     monkeypatch.setattr("stretto.server.run.run", fake)
     monkeypatch.setenv("STRETTO_API_KEYS", "")
     assert main(["serve", "--port", "0", "--json", "--name", "mine", "--max-requests", "3"]) == 130

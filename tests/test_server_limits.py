@@ -30,7 +30,7 @@ from stretto.server.gate import KNOWN
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serving(tiny_lm("pasta")) as running:
+    with serving(tiny_lm("pasta", prefix_cache=True)) as running:
         yield running
 
 
@@ -150,7 +150,7 @@ def until_dropped(served: Served, send: bytes, again: bytes = b"") -> float:
 
 
 def test_connections_that_say_nothing_are_dropped() -> None:
-    with serving(tiny_lm(), stall_s=0.3) as served:
+    with serving(tiny_lm(prefix_cache=True), stall_s=0.3) as served:
         for send, again in ((b"", b""), (b"GET / HTTP/1.1\r\nHost", b""), (b"GET /", b"x")):
             assert until_dropped(served, send, again) >= 0.25
         kept = served.connect()  # one that waits for its next request is not dropped so soon
@@ -164,7 +164,7 @@ def test_connections_that_say_nothing_are_dropped() -> None:
 
 def test_answers_that_nobody_takes_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "KEEP_ALIVE_S", 0.3)
-    with serving(tiny_lm(), stall_s=0.3) as served:
+    with serving(tiny_lm(prefix_cache=True), stall_s=0.3) as served:
         for sock in served.server.servers[0].sockets:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         with socket.socket() as raw:
@@ -239,7 +239,7 @@ def test_what_a_reader_sees_is_never_half_of_a_step(
 def test_an_engine_that_dies_leaves_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    lm = tiny_lm()
+    lm = tiny_lm(prefix_cache=True)
     with serving(lm) as served, slowed(lm, 0.02) as passes, ThreadPoolExecutor(1) as other:
         body = served.chat(max_tokens=300, temperature=1, seed=1, stream=stream)
         waiting = other.submit(served.ask, CHAT, body)

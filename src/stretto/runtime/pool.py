@@ -139,6 +139,11 @@ class Pool:
             del self._cached[page]
             heapq.heappush(self._free, self._rank[page])
 
+    @property
+    def kept(self) -> frozenset[int]:
+        """Pages of which what lies on them is to stay."""
+        return frozenset(self._kept)
+
     def num_cached(self, pages: Sequence[int]) -> int:
         """How many of these pages are cached: to hold them takes as many free ones."""
         return sum(page in self._cached for page in pages)

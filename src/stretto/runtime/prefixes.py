@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from stretto.recorder import MAIN, Recorder
 from stretto.runtime.memory import RequestMemory
-from stretto.runtime.pool import Pool
+from stretto.runtime.pool import Pool, PoolError
 
 if TYPE_CHECKING:
     from stretto.runtime.request import Request
@@ -90,6 +90,17 @@ class Prefixes:
             gone += node.children.values()
             del self._by_page[node.page]
             self._pool.forget(node.page)
+
+    def check_integrity(self) -> None:
+        """Raises `PoolError` unless the pages known are those that the pool keeps, each where its
+        parent says."""
+        if self._pool.kept != set(self._by_page):
+            raise PoolError(f"pages {sorted(self._pool.kept)} kept, {sorted(self._by_page)} known")
+        for page, node in self._by_page.items():
+            parent = node.parent
+            known = parent is self._root or (parent and self._by_page.get(parent.page) is parent)
+            if not parent or not known or parent.children.get(node.tokens) is not node:
+                raise PoolError(f"page {page} is known, and what stands before it is not")
 
     def _keys(self, tokens: Sequence[int], count: int) -> Iterable[tuple[int, ...]]:
         size = self._pool.page_size

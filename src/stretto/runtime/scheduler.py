@@ -115,6 +115,8 @@ class Scheduler:
         held = sum(request.memory.num_pages for request in self.running)
         if held != self.pool.num_held:
             raise AssertionError(f"requests hold {held} pages, the pool disagrees")
+        if self.sharing is not None:
+            self.sharing.prefixes.check_integrity()
 
     def _admit(self) -> None:
         if self.sharing is not None:
