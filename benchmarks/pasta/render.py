@@ -39,7 +39,9 @@ VALIDATION = """## What ships
 Chosen on the 80 prompts of Vicuna, which no table of results reports: of the arms that are
 well-formed in at least 95 % of answers and whose win rate is not below 50 by more than its interval
 the fastest by structure; if there is none, of the well-formed ones in which two
-threads write at once in at least half of the answers the one of the highest win rate. Untimed.
+threads write at once in at least half of the answers the one of the highest win rate. Untimed. The
+rate of preference training, its pairs of like length and the token limit were chosen on the same
+prompts, by [trials](../benchmarks/results/pasta-trials/README.md).
 """
 SCORES = """## What speed is scored by
 
