@@ -125,7 +125,7 @@ def test_of_like_length_the_two_that_differ_most_are_paired() -> None:
         row(3, quality=6.0, text_tokens=170),
         row(4, quality=7.5, text_tokens=161, flaws=["cut"]),
     ]
-    free, alike = (make_pair(rows, lam=math.inf, length_ratio=r) for r in (math.inf, 1.25))
+    free, alike = (make_pair(rows, lam=math.inf, length_ratio=r) for r in (None, 1.25))
     assert (free.best, free.worst, free.length_ratio) == (0, 1, None)
     assert (alike.best, alike.worst, alike.length_ratio) == (2, 1, 1.25)
     assert make_pair(rows, lam=math.inf, length_ratio=1.2).best == 0

@@ -139,13 +139,13 @@ def check(plan: Plan) -> None:
     """Raises for what would fail after hours: a missing input, a wrong number or name."""
     from stretto.errors import UnknownName
     from stretto.train.bonbon import margin_of
+    from stretto.train.pairs import check_length_ratio
     from stretto.train.scores import VARIANTS, parse_lambda
 
     answers, scored, pairs = plan.given
     if plan.variant not in VARIANTS:
         raise UnknownName("variant", plan.variant, list(VARIANTS))
-    if plan.length_ratio is not None and not plan.length_ratio >= 1:
-        raise InvalidInput(f"--length-ratio must be at least 1, got {plan.length_ratio:g}")
+    check_length_ratio(plan.length_ratio)
     lam = parse_lambda(plan.lam)
     if lam > 0 and plan.judge is None and pairs is None:
         raise InvalidInput(f"lambda {plan.lam} needs a quality; name a judge, or --lambda 0")

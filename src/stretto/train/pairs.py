@@ -85,8 +85,9 @@ class Pair(Row):
 
 
 def make_pair(
-    rows: Sequence[Scored], *, lam: float, variant: str = "speedup", length_ratio: float = math.inf
-) -> Pair:
+    rows: Sequence[Scored], *, lam: float, variant: str = "speedup",
+    length_ratio: float | None = None,
+) -> Pair:  # fmt: skip
     """The pair of one prompt's candidates.
 
     The best is the candidate with the highest score of those without flaws. The worst is the one
@@ -96,13 +97,12 @@ def make_pair(
     best sound one scores no higher than the worst ("best-is-worst"). Equal scores are decided for
     the lower sample number.
 
-    `length_ratio`: of the candidates two whose texts differ in length by no more than this factor,
-    with the widest gap between their scores; "lengths-differ" where no such two differ in score.
-    A model learns how long the best are sooner than what is good about them; this keeps length out.
-    Raises `InvalidInput` for one below 1.
+    `length_ratio`, if any: of the candidates two whose texts differ in length by no more than this
+    factor, with the widest gap between their scores; "lengths-differ" where no such two differ in
+    score. It keeps out of what is learnt how long the best answers are. Raises `InvalidInput` for
+    one below 1.
     """
-    if not length_ratio >= 1:
-        raise InvalidInput(f"length ratio must be at least 1, got {length_ratio:g}")
+    check_length_ratio(length_ratio)
     scores = {row.sample: _score(row, lam, variant) for row in rows}
     if len(scores) < len(rows):
         raise InvalidInput(f"prompt {rows[0].prompt_id} has one sample twice; score it again")
@@ -122,9 +122,15 @@ def make_pair(
         flaws={str(row.sample): row.flaws for row in rows if row.flaws},
         variant=variant,
         lam=show_lambda(lam),
-        length_ratio=None if math.isinf(length_ratio) else length_ratio,
+        length_ratio=length_ratio,
         judge=next(iter(judges), None) if lam != 0 else None,
     )
+
+
+def check_length_ratio(ratio: float | None) -> None:
+    """Raises `InvalidInput` for one below 1."""
+    if ratio is not None and not ratio >= 1:
+        raise InvalidInput(f"the length ratio must be at least 1, got {ratio:g}")
 
 
 def _score(row: Scored, lam: float, variant: str) -> float | None:
@@ -134,7 +140,7 @@ def _score(row: Scored, lam: float, variant: str) -> float | None:
 
 
 def _choose(
-    rows: Sequence[Scored], scores: dict[int, float | None], length_ratio: float
+    rows: Sequence[Scored], scores: dict[int, float | None], length_ratio: float | None
 ) -> tuple[int | None, int | None, Skip | None]:
     known = {sample: value for sample, value in sorted(scores.items()) if value is not None}
     if any(math.isnan(value) for value in known.values()):
@@ -148,21 +154,23 @@ def _choose(
     if not candidates:
         return None, None, "no-sound-best"
     lengths = {row.sample: max(1, row.text_tokens) for row in rows}
+    most = math.inf if length_ratio is None else length_ratio
     alike = [
         (best, worst)
         for best in candidates
         for worst in known
-        if max(lengths[best], lengths[worst]) <= length_ratio * min(lengths[best], lengths[worst])
+        if max(lengths[best], lengths[worst]) <= most * min(lengths[best], lengths[worst])
     ]
     best, worst = max(alike, key=lambda pair: known[pair[0]] - known[pair[1]])
     if known[best] - known[worst] <= TIE:
-        return None, None, "best-is-worst" if math.isinf(length_ratio) else "lengths-differ"
+        return None, None, "best-is-worst" if length_ratio is None else "lengths-differ"
     return best, worst, None
 
 
 def make_pairs(
-    rows: Iterable[Scored], *, lam: float, variant: str = "speedup", length_ratio: float = math.inf
-) -> list[Pair]:
+    rows: Iterable[Scored], *, lam: float, variant: str = "speedup",
+    length_ratio: float | None = None,
+) -> list[Pair]:  # fmt: skip
     """`make_pair` of every prompt, in the order in which prompts first come."""
     groups: dict[str, list[Scored]] = {}
     for row in rows:
