@@ -36,12 +36,11 @@ def convert(
     FILE.rejects.jsonl.
     """
     from stretto.cli.data_progress import Progress
-    from stretto.cli.output import check_writable, write_file
+    from stretto.cli.output import check_writable, write_rows
     from stretto.data.check import count_codes, load_checker
     from stretto.data.convert import PlannedForm, converted
     from stretto.data.rows import Annotated as AnnotatedRow
     from stretto.data.rows import Reject, read_rows
-    from stretto.data.store import line_of
     from stretto.errors import InvalidInput, UnknownName
 
     if to not in FORMS:
@@ -67,9 +66,9 @@ def convert(
                 else:
                     rows.append(made.model_copy(update={"prompt": None}) if no_prompts else made)
                 progress.update(f"{len(keys)} rows, {len(rejects)} rejected")
-    write_file(out, b"".join(line_of(r.model_dump(exclude_none=True)) for r in rows))
+    write_rows(out, rows)
     if rejects or rejects_at.exists():
-        write_file(rejects_at, b"".join(line_of(r.model_dump(exclude_none=True)) for r in rejects))
+        write_rows(rejects_at, rejects)
     facts = {
         "rows": len(rows),
         "rejected": count_codes([reject.reasons for reject in rejects]),

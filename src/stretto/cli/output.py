@@ -9,7 +9,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -166,3 +166,16 @@ def write_file(path: Path, data: bytes) -> None:
 
 def _is_replaceable(path: Path) -> bool:
     return stat.S_ISREG(path.stat().st_mode)
+
+
+def write_rows(path: Path, rows: Sequence[Any]) -> None:
+    """All rows of a file at once: it is there whole or not at all."""
+    from stretto.data.store import line_of
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(
+            f"{path.parent} cannot be made: {error.strerror}; name another file (--out)"
+        ) from None
+    write_file(path, b"".join(line_of(row.model_dump(exclude_none=True)) for row in rows))

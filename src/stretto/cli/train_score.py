@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import data_options, eval_parts, options, train_judge
+from stretto.cli.output import write_rows
 from stretto.errors import INTERRUPTED, SOME_FAILED
 from stretto.files import beside
 from stretto.models.embedded import EMBEDDED_MODEL
@@ -258,22 +258,6 @@ def write_pairs(
             f"lambda {lam} needs a quality, and no judge was asked; score the answers with one, or "
             "--lambda 0"
         )
-    ratio = math.inf if length_ratio is None else length_ratio
-    made = make_pairs(rows, lam=weight, variant=variant, length_ratio=ratio)
+    made = make_pairs(rows, lam=weight, variant=variant, length_ratio=length_ratio)
     write_rows(out, made)
     return made
-
-
-def write_rows(path: Path, rows: Sequence[Any]) -> None:
-    """All rows of a file at once: it is there whole or not at all."""
-    from stretto.cli.output import write_file
-    from stretto.data.store import line_of
-    from stretto.errors import InvalidInput
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInput(
-            f"{path.parent} cannot be made: {error.strerror}; name another file (--out)"
-        ) from None
-    write_file(path, b"".join(line_of(row.model_dump(exclude_none=True)) for row in rows))
