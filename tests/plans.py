@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 from orchestras import (
     Alphabet,
     RandomSession,
@@ -33,6 +34,11 @@ VOCABULARY = Alphabet(PLANNED_FORMS)
 CONTROL = VOCABULARY.control
 END = next(iter(VOCABULARY.end_ids))
 MASKS = PlannedMasks(VOCABULARY, 1)
+NUM_SLOTS = 512
+TOLERANCE = 1e-4
+seeds = st.integers(0, 10**6)
+variants = st.sampled_from(["sparse", "dense"])
+conventions = st.sampled_from(["shifted", "aligned"])
 Plan = list[list[int]]
 """The lengths of each round's spans; the unit is one token."""
 

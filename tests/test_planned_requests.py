@@ -13,15 +13,20 @@ from orchestras import run_all, scheduler_for
 from plans import (
     CONTROL,
     END,
+    NUM_SLOTS,
+    TOLERANCE,
     VOCABULARY,
     Snapshots,
     codes,
+    conventions,
     counted,
     knobs,
     plan_ids,
     planned,
     random_plan,
+    seeds,
     span_steps,
+    variants,
     worst_gap,
 )
 from stubs import StubEngine
@@ -38,13 +43,6 @@ from stretto.runtime.denoiser import num_passes, num_written
 from stretto.runtime.request import Request
 from stretto.runtime.views import Run
 from stretto.trace import Trace
-
-NUM_SLOTS = 512
-TOLERANCE = 1e-4
-seeds = st.integers(0, 10**6)
-variants = st.sampled_from(["sparse", "dense"])
-conventions = st.sampled_from(["shifted", "aligned"])
-
 
 # -- what may stand in a span --------------------------------------------------------------------
 

@@ -44,6 +44,11 @@ class Window:
                 "give a multiple"
             )
 
+    @classmethod
+    def of(cls, window: int, block: int | None) -> Window:
+        """In one block if none is named."""
+        return cls(window, window if block is None else block)
+
     @property
     def most_blocks(self) -> int:
         return self.window // self.block
@@ -67,11 +72,7 @@ class Diffusion:
     block: int | None = None
 
     def __post_init__(self) -> None:
-        self.shape  # noqa: B018  (bad sizes are told at once)
-
-    @property
-    def shape(self) -> Window:
-        return Window(self.window, self.window if self.block is None else self.block)
+        Window.of(self.window, self.block)  # bad sizes are told at once
 
     @property
     def name(self) -> str:
@@ -94,7 +95,9 @@ class Diffusion:
             card.variant, card.convention, card.unit, lm.engine.max_positions
         )
         masks = PlannedMasks(lm.vocabulary, card.unit)
-        return lm.encode(prompt), DiffusionSession(masks, settings, self.shape)
+        return lm.encode(prompt), DiffusionSession(
+            masks, settings, Window.of(self.window, self.block)
+        )
 
 
 class DiffusionSession:

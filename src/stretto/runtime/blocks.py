@@ -40,7 +40,7 @@ class Blocks:
             events.Denoised(
                 thread=lane.thread.name,
                 segment=own.handle,
-                pass_number=block.num_passes,
+                pass_number=own.num_passes,
                 length=block.effect.length,
                 indices=tuple(places),
                 tokens=tuple(own.tokens[first + place] for place in places),

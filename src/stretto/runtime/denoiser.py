@@ -99,7 +99,6 @@ class Denoiser:
     params: SamplingParams
     chooser: Chooser
     left: list[int] = field(init=False)
-    num_passes: int = 0
     logprobs: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -126,7 +125,6 @@ class Denoiser:
         step: int,
     ) -> list[int]:
         """One pass: `logits` are those of `rows()`. The places that it has written, rising."""
-        self.num_passes += 1
         thread.own.num_passes += 1
         given = Distributions(logits, self._is_legal(legal, logits.shape[1]))
         tokens = self._choose(recorder, thread, given)
@@ -168,15 +166,15 @@ class Denoiser:
         kept = select(
             self._scores(given, logprobs, thread),
             np.exp(logprobs),
-            count=self._num_due(),
+            count=self._num_due(thread),
             threshold=self.params.threshold,
         )
         return {i: tokens[i] for i in kept} if tokens else draw(kept)
 
-    def _num_due(self) -> int:
+    def _num_due(self, thread: OpenThread) -> int:
         length = self.effect.length
         passes = num_passes(length, self.params.steps_ratio)
-        return num_written(length, passes, self.num_passes) - (length - len(self.left))
+        return num_written(length, passes, thread.own.num_passes) - (length - len(self.left))
 
     def _scores(self, given: Distributions, logprobs: Doubles, thread: OpenThread) -> Doubles:
         match self.params.order:
@@ -194,7 +192,7 @@ class Denoiser:
         """What tells the draw of a place from the others of its thread: the token's number, the
         pass and the position."""
         position = thread.own.positions[len(self.effect.before) + place]
-        return place, self.num_passes, position
+        return place, thread.own.num_passes, position
 
     def _draw(
         self, recorder: Recorder, thread: OpenThread, given: Distributions, index: int

@@ -162,9 +162,7 @@ def _lengths(trainee: Trainee, examples: Sequence[Example]) -> list[int]:
 
 
 def _window(config: SftConfig) -> Window | None:
-    if config.window is None:
-        return None
-    return Window(config.window, config.window if config.block is None else config.block)
+    return None if config.window is None else Window.of(config.window, config.block)
 
 
 def _paths(names: list[str]) -> list[Path]:
