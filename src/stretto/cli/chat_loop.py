@@ -206,8 +206,6 @@ class Chat:
             sides = _Sides(self._lm, self._view(asked, "sequential"), is_interrupted)
             try:
                 ours, baseline = compare(sides, asked, params, method=method)
-            except Interrupted:
-                raise
             except Exception as error:
                 raise told(error) from None
         if self._settings.as_json:

@@ -134,9 +134,9 @@ class Sharing:
         if not (self._feeding and _is_fresh(request)):
             return False
         prompt, size = _prompt(request), self._pool.page_size
-        enough = min(WORTH_WAITING_TOKENS, (len(prompt) + 1) // 2)
+        enough, begin = min(WORTH_WAITING_TOKENS, (len(prompt) + 1) // 2), prompt[:-1]
         return any(
-            num_common(prompt[:-1], _prompt(other)) // size * size - len(pages) * size >= enough
+            num_common(begin, _prompt(other)) // size * size - len(pages) * size >= enough
             for other in self._feeding
         )
 

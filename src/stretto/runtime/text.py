@@ -151,8 +151,14 @@ class ThreadText:
 def num_held(text: str, stop: Sequence[str]) -> int:
     """The length of the longest end of `text` that a stop string could begin with."""
     longest = max((len(s) - 1 for s in stop), default=0)
-    for length in range(min(longest, len(text)), 0, -1):
-        end = text[-length:]
-        if any(s.startswith(end) for s in stop):
-            return length
-    return 0
+    first = max(0, len(text) - longest)
+    return max((len(text) - _begin(text, s, first) for s in stop), default=0)
+
+
+def _begin(text: str, stop: str, first: int) -> int:
+    """Where, from `first` on, `text` goes on to its end as `stop` begins; its length if nowhere.
+    Only places of the first character are looked at: this is asked after every pass."""
+    at = text.find(stop[0], first)
+    while at >= 0 and not stop.startswith(text[at:]):
+        at = text.find(stop[0], at + 1)
+    return len(text) if at < 0 else at

@@ -6,6 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from stretto.params import SamplingParams
+
+DEFAULTS = SamplingParams()
+
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
@@ -127,13 +131,13 @@ class Extension(Wire):
     repetition_penalty: float = 1.0
     stop_ids: list[int] = Field(default_factory=list, max_length=64, fail_fast=True)
     max_thread_tokens: int | None = None
-    max_forks: int = 64
-    max_rounds: int = 64
-    order: ShortText = "entropy"
-    steps_ratio: float = 1.0
+    max_forks: int = DEFAULTS.max_forks
+    max_rounds: int = DEFAULTS.max_rounds
+    order: ShortText = DEFAULTS.order
+    steps_ratio: float = DEFAULTS.steps_ratio
     threshold: float | None = None
-    length_scale: float = 1.0
-    early_finish: bool = False
+    length_scale: float = DEFAULTS.length_scale
+    early_finish: bool = DEFAULTS.early_finish
     variant: ShortText | None = None
     convention: ShortText | None = None
 
