@@ -16,21 +16,9 @@ from pathlib import Path
 
 from stages import FULL, NORMAL, QUICK, stages_of
 
-from stretto.bench.experiment import carry_out, parser_of
+from stretto.bench.experiment import reproduce
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parent / "results" / "tip"
-
-
-def main() -> int:
-    asked = parser_of(__doc__, RESULTS).parse_args()
-    sizes = QUICK if asked.quick else FULL if asked.full else NORMAL
-    work = asked.work.resolve()
-    if asked.quick or asked.full:
-        work = work / ("quick" if asked.quick else "full")
-    results = asked.results or (RESULTS if sizes is NORMAL else work / "kept")
-    return carry_out(stages_of(sizes), work, results, HERE, asked)
-
+SIZES = {"normal": NORMAL, "quick": QUICK, "full": FULL}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reproduce(__doc__, Path(__file__).resolve().parent, SIZES, stages_of))

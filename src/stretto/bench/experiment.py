@@ -6,11 +6,14 @@ An experiment is a folder with a `stages.py`, scripts, and a `reproduce.py` that
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from stretto.bench.stages import Folders, Stage, work_through
 from stretto.errors import UnknownName
+
+S = TypeVar("S")
 
 
 def parser_of(description: str | None, results: Path) -> argparse.ArgumentParser:
@@ -29,6 +32,26 @@ def parser_of(description: str | None, results: Path) -> argparse.ArgumentParser
     size.add_argument("--quick", action="store_true", help="all stages in under ten minutes")
     size.add_argument("--full", action="store_true", help="more of everything")
     return parser
+
+
+def reproduce(
+    description: str | None,
+    scripts: Path,
+    sizes: Mapping[str, S],
+    stages_of: Callable[[S], list[Stage]],
+) -> int:
+    """All of an experiment that reads nothing but its own folder `scripts`: parses the command
+    line, and runs the stages of its `sizes` by name: normal, quick, full. The latter two, which
+    are no results, have work folders of their own. Returns the exit status."""
+    normal = scripts.parent / "results" / scripts.name
+    asked = parser_of(description, normal).parse_args()
+    size = "quick" if asked.quick else "full" if asked.full else "normal"
+    work = asked.work.resolve()
+    results = asked.results or normal
+    if size != "normal":
+        work /= size
+        results = asked.results or work / "kept"
+    return carry_out(stages_of(sizes[size]), work, results, scripts, asked)
 
 
 def carry_out(
