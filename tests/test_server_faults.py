@@ -150,7 +150,7 @@ def test_what_fails_in_one_request_harms_no_other(
         monkeypatch.setattr(Request, "_take_step", failing)
     with ThreadPoolExecutor(1) as other, served.client() as client:
         sound = other.submit(served.ask, CHAT, served.chat("sound", **(MANY | {"max_tokens": 40})))
-        settings = served.chat("doomed", max_tokens=200, stream=stream)
+        settings = served.chat("doomed", stream=stream, max_tokens=200, temperature=0)
         with pytest.raises(openai.APIError, match="no such kernel"):
             list(client.chat.completions.create(**settings))
         assert sound.result()[2]["choices"][0]["message"]["content"] == told
