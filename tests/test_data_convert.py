@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.cli import main
-from stretto.data.check import Checker
+from stretto.data.check import MAX_TOPIC_WORDS, Checker
 from stretto.data.convert import (
-    MAX_WORDS,
     Piece,
     PlannedForm,
     converted,
@@ -86,7 +85,7 @@ def test_every_token_stands_in_one_span_and_the_text_is_the_same(
         size = checker().count(chunk.content or "")
         assert (chunk.content or "").strip()
         assert 0 <= chunk.tokens - size < 10
-        assert len(chunk.topic.split()) <= (MAX_WORDS if topics else 0)
+        assert len(chunk.topic.split()) <= (MAX_TOPIC_WORDS if topics else 0)
     assert ("<sync/>" in made.annotated) <= rounds
     assert not made.annotated.endswith("<sync/>")
     assert made.details["by"] == "hand"
@@ -153,6 +152,23 @@ def test_rows_are_converted_on_the_command_line(
     assert "known: planned" in capsys.readouterr().err
     assert main([*command, "rows.jsonl", "--out", "c.jsonl"]) == 2
     assert "again; give each row once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "response", "annotated"),
+    [
+        ("topic-too-long", "ab", promise("four words are many", "ab")),
+        ("topic-with-quote", "ab", '<promise topic=\'a "b"\' tokens="10"/><async>ab</async>'),
+        ("empty-chunk", " ab", promise("x", " ") + promise("y", "ab")),
+        ("span-too-long", "a b " * 12, promise("x", "a b " * 12)),
+        ("text-outside-span", "ab", "a" + promise("x", "b")),
+    ],
+)
+def test_rows_of_others_are_held_to_the_same_rules(
+    code: str, response: str, annotated: str
+) -> None:
+    (reason,) = checker().reasons(response, annotated)
+    assert reason.startswith(f"{code}: ")
 
 
 def test_multipart_problems_have_a_planned_form() -> None:

@@ -164,10 +164,9 @@ def _from_data(config: SftConfig, prepare: Any) -> tuple[Any, int, float, int | 
         model, _ = load_hf(resolve(config.model, offline=True).path)
         return Shape.of_model(model), ESTIMATE_TOKENS, TARGET_SHARE, None
     prepared = prepare(config)
-    counts = prepared.train.counts()
-    share = counts["targets"] / counts["tokens"]
+    share = prepared.train.counts()["targets"] / prepared.num_tokens
     shape = Shape.of_model(_without_lora(prepared.trainee))
-    return shape, counts["tokens"], share, prepared.steps.num_steps
+    return shape, prepared.num_tokens, share, prepared.steps.num_steps
 
 
 def _without_lora(trainee: Any) -> Any:

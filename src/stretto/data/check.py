@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 MAX_POSITIONS = 1 << 20
 """Of an imagined model: whether a row fits a real one's positions is seen in training."""
+MAX_TOPIC_WORDS = 3
+"""Of a topic of dialect planned."""
 UNPLANNED = "text-outside-span"
 """The issue of text that nothing planned, as a response without annotations is."""
 NEAR = 20
@@ -106,7 +108,9 @@ class Checker:
             found.append(f"text-differs: {_difference(response, parsed.text)}")
         if not found and self._dialect.name == "pasta":
             found += self._round_trip(parsed.trace, annotated)
-            found += self._chunk_faults(parsed.trace, annotated)
+            found += self._chunk_faults(annotated) + self._cut_off(parsed.trace, annotated)
+        elif not found and self._dialect.name == "planned":
+            found += self._chunk_faults(annotated, MAX_TOPIC_WORDS)
         return found or self._illegal(parsed.trace)
 
     def _too_many(self, annotated: str) -> list[str]:
@@ -144,22 +148,32 @@ class Checker:
                 return [f"no-round-trip: read again from {form}, it has other segments"]
         return []
 
-    def _chunk_faults(self, trace: Trace, annotated: str) -> list[str]:
-        """Topics that cannot be drawn, chunks without text, and chunks that would be cut off."""
+    def _chunk_faults(self, annotated: str, most_words: int | None = None) -> list[str]:
+        """Topics that cannot be drawn or have more words, and chunks without text."""
+        found = []
+        for number, chunk in enumerate(chunks_of(annotated, self.settings.unit), start=1):
+            where = f"promise {number}, {chunk.topic!r},"
+            num_topic, num_words = self.count(chunk.topic), len(chunk.topic.split())
+            if num_topic > MAX_TOPIC_TOKENS:
+                found.append(
+                    f"topic-too-long: {where} has {num_topic} tokens, at most {MAX_TOPIC_TOKENS}"
+                )
+            elif most_words is not None and num_words > most_words:
+                found.append(f"topic-too-long: {where} has {num_words} words, at most {most_words}")
+            if '"' in chunk.topic:
+                found.append(f"topic-with-quote: {where} has a double quote")
+            if not (chunk.content or "").strip():
+                found.append(f"empty-chunk: {where} has no text")
+        return found
+
+    def _cut_off(self, trace: Trace, annotated: str) -> list[str]:
+        """Chunks that have more tokens than they may draw."""
         found = []
         for number, chunk in enumerate(chunks_of(annotated, self.settings.unit), start=1):
             where = f"promise {number}, {chunk.topic!r},"
             drawn = [o for s in trace.of_thread(child_name(number)) for o in s.origins]
             num_drawn, cap = sum(map(is_drawn, drawn)), default_child_cap(chunk.tokens)
-            if (num_topic := self.count(chunk.topic)) > MAX_TOPIC_TOKENS:
-                found.append(
-                    f"topic-too-long: {where} has {num_topic} tokens, at most {MAX_TOPIC_TOKENS}"
-                )
-            if '"' in chunk.topic:
-                found.append(f"topic-with-quote: {where} has a double quote")
-            if not (chunk.content or "").strip():
-                found.append(f"empty-chunk: {where} has no text")
-            elif num_drawn > cap:
+            if num_drawn > cap:
                 found.append(
                     f"chunk-too-long: {where} has {num_drawn} tokens for {chunk.tokens} promised; "
                     f"it is cut off at {cap}"

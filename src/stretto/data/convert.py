@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from stretto.data.check import Checker
+from stretto.data.check import MAX_TOPIC_WORDS, Checker
 from stretto.data.markup import promised, write_chunk
 from stretto.data.rows import Annotated, Reject
 from stretto.data.topics import clean_topic, is_weak_word
@@ -17,8 +17,6 @@ from stretto.dialects.outline import Promised, Run, Sync, outline
 from stretto.dialects.pasta_masks import MAX_TOPIC_TOKENS
 from stretto.dialects.tags import text_tags
 
-MAX_WORDS = 3
-"""Of a topic."""
 MAX_WORD = 24
 """Characters of a topic's word: what is longer is no word that a plan could do with."""
 
@@ -93,13 +91,13 @@ def pieces_of(annotated: str, count: Callable[[str], int], unit: int) -> list[li
 
 
 def topic_of(piece: Piece, count: Callable[[str], int]) -> str:
-    """At most `MAX_WORDS` words that say what a span is about: those of its own topic, or of its
-    first line; words that say nothing by themselves are left out of longer ones."""
+    """At most `MAX_TOPIC_WORDS` words that say what a span is about: those of its own topic, or of
+    its first line; words that say nothing by themselves are left out of longer ones."""
     source = piece.topic or next((x for x in piece.text.splitlines() if x.strip()), "")
     words = clean_topic(source).split()
-    if len(words) > MAX_WORDS:
+    if len(words) > MAX_TOPIC_WORDS:
         words = [w.rstrip(",;:") for w in words if not is_weak_word(w)] or words
-    words = [word[:MAX_WORD] for word in words[:MAX_WORDS]]
+    words = [word[:MAX_WORD] for word in words[:MAX_TOPIC_WORDS]]
     while words and count(" ".join(words)) > MAX_TOPIC_TOKENS:
         words.pop()
     return clean_topic(" ".join(words))

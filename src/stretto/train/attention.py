@@ -19,8 +19,8 @@ from torch import Tensor
 from stretto.engines.hf import WITHOUT_LAYER_TYPES, attention_for, sliding_window
 from stretto.train.batches import Batch, additive
 
-NAME = "stretto_blocks"
-"""Of this attention in transformers, and of the argument that carries the blocks to it."""
+NAME = "stretto_examples"
+"""Of this attention in transformers, and of the argument that carries the masks to it."""
 
 QUERIES = 256
 """Rows of one product: keys that none of them sees are left out, half of all in a long answer."""
@@ -30,7 +30,7 @@ LONGEST_PRODUCT = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class ExampleMasks:
     """The bounds of a batch's examples, and of each the additive mask of each layer type.
 
     `reach[e]` holds, for each run of `QUERIES` rows, the first key that none of them sees and that
@@ -42,7 +42,7 @@ class Blocks:
     reach: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, batch: Batch, config: Any, dtype: torch.dtype) -> Blocks:
+    def of(cls, batch: Batch, config: Any, dtype: torch.dtype) -> ExampleMasks:
         window = sliding_window(config)
         masks: dict[str, list[Tensor]] = {"full_attention": []}
         if window is not None:
@@ -71,18 +71,18 @@ def suits(model: Any, batch: Batch) -> bool:
 
 
 @contextmanager
-def in_blocks(config: Any, blocks: Blocks) -> Iterator[dict[str, Any]]:
-    """The arguments under which a model of this config attends block by block, while it lasts."""
+def by_example(config: Any, masks: ExampleMasks) -> Iterator[dict[str, Any]]:
+    """The arguments under which a model of this config attends example by example."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(NAME, _attend)
     unused = torch.zeros(1, 1, 1, 1)  # a mask of four dimensions is handed on as it is
     has_types = config.model_type not in WITHOUT_LAYER_TYPES
-    mask: Any = dict.fromkeys(blocks.masks, unused) if has_types else unused
+    mask: Any = dict.fromkeys(masks.masks, unused) if has_types else unused
     before = config._attn_implementation
     config._attn_implementation = NAME
     try:
-        yield {"attention_mask": mask, NAME: blocks}
+        yield {"attention_mask": mask, NAME: masks}
     finally:
         config._attn_implementation = before
 
@@ -98,14 +98,12 @@ def _attend(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The attention of one layer: (1, heads, tokens, head_dim) to (1, tokens, heads, head_dim)."""
-    blocks: Blocks = options[NAME]
+    own: ExampleMasks = options[NAME]
     config = module.config
-    typed = config.model_type not in WITHOUT_LAYER_TYPES and len(blocks.masks) > 1
+    typed = config.model_type not in WITHOUT_LAYER_TYPES and len(own.masks) > 1
     kind = config.layer_types[module.layer_idx] if typed else "full_attention"
     parts = []
-    for (start, end), mask, reach in zip(
-        blocks.bounds, blocks.masks[kind], blocks.reach, strict=True
-    ):
+    for (start, end), mask, reach in zip(own.bounds, own.masks[kind], own.reach, strict=True):
         q, k, v = (states[0, :, start:end] for states in (query, key, value))
         if end - start > LONGEST_PRODUCT:
             parts.append(_by_sdpa(q, k, v, mask, scaling).transpose(0, 1))

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class SpanRules:
     """What a model that writes blocks is trained with: how they are laid out, the id of a token
     that is hidden, the filler, and what may stand in a block."""
 
@@ -34,7 +34,7 @@ class Blocks:
     legal: Legal
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary, card: Card, max_positions: int | None) -> Blocks | None:
+    def of(cls, vocabulary: Vocabulary, card: Card, max_positions: int | None) -> SpanRules | None:
         """Those of a model's card; None if its dialect writes no blocks."""
         if card.variant is None or card.convention is None:
             return None
@@ -50,7 +50,7 @@ def filled(trace: Trace, filler: int) -> Trace:
     return replace(trace, segments=tuple(_filled(s, filler) for s in trace.segments))
 
 
-def written(trace: Trace) -> Bool[Tensor, "tokens"]:
+def in_spans(trace: Trace) -> Bool[Tensor, "tokens"]:
     """Which tokens stand in blocks and are the model's to write, in any order; fillers are."""
     return torch.tensor(
         [s.kind == "block" and o == "sampled" for s in trace.segments for o in s.origins],

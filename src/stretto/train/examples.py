@@ -25,7 +25,7 @@ from stretto.params import SamplingParams
 from stretto.recorder import MAIN
 from stretto.tokens import ModelCard
 from stretto.trace import Origin, Segment, Trace, is_drawn, is_prompt, labels
-from stretto.train.blocks import Blocks, filled, plan_free_trace, written
+from stretto.train.blocks import SpanRules, filled, in_spans, plan_free_trace
 from stretto.train.legal import UNMASKED, LegalTable, Replay, replay_ids
 from stretto.train.prompted import Prompted, PromptIds
 from stretto.train.targets import CLASSES, Places, class_of_control, classes_of
@@ -51,9 +51,9 @@ class Example:
     number of the mask of that draw in the maker's `table`, or `UNMASKED`; `follows` the token that
     is predicted, by its place here, or -1 for an end of sequence and where there is no target.
     `num_illegal` targets were left out because the sampler could not have drawn them. `key` names
-    the row. `written` are the tokens of blocks, which a model writes in any order: they are targets
-    once they are hidden (`train.noise`), and `block_legal` is the number of their mask. `source`
-    is what the example was made of, if that is a text: the prompt's ids and the text.
+    the row. `in_span` are the tokens of blocks, which a model writes in any order: they are targets
+    once they are masked (`train.noise`), and `block_legal` is the number of their mask. `source`
+    is what an example with blocks was made of, if that is a text: the prompt's ids and the text.
     """
 
     key: str
@@ -68,7 +68,7 @@ class Example:
     follows: Int[Tensor, "tokens"]
     table: LegalTable
     num_illegal: int
-    written: Bool[Tensor, "tokens"]
+    in_span: Bool[Tensor, "tokens"]
     block_legal: int = UNMASKED
     issues: tuple[str, ...] = ()
     source: tuple[tuple[int, ...], str] | None = None
@@ -78,7 +78,7 @@ class Example:
 
     @property
     def num_targets(self) -> int:
-        return int((self.targets != IGNORE).sum() + self.written.sum())
+        return int((self.targets != IGNORE).sum() + self.in_span.sum())
 
 
 class ExampleMaker:
@@ -106,7 +106,7 @@ class ExampleMaker:
         self._settings = DialectSettings.of_card(card, max_positions)
         self._new_session = _session_maker(vocabulary, card, max_positions)
         self._kinds = class_of_control(vocabulary)
-        self._blocks = Blocks.of(vocabulary, card, max_positions)
+        self._blocks = SpanRules.of(vocabulary, card, max_positions)
 
     def from_annotated(
         self, prompt: Sequence[int], text: str, key: str = "", *, ended: bool = True
@@ -127,7 +127,7 @@ class ExampleMaker:
         self._check_length(trace)
         legal = self._legal_of(trace, list(prompt))
         made = self._example(trace, legal, key, ended=ended, issues=issues)
-        return replace(made, source=(tuple(prompt), text))
+        return made if self._blocks is None else replace(made, source=(tuple(prompt), text))
 
     def from_window(self, prompt: Sequence[int], text: str, key: str, window: Window) -> Example:
         """An example from a text that is written in a window, without a plan: main predicts
@@ -144,6 +144,15 @@ class ExampleMaker:
         masks: list[Legal | None] = [None] * trace.num_tokens
         return self._example(trace, (masks, {}), key, ended=False)
 
+    def check_answers(self) -> None:
+        """Raises `Unsupported` if the model writes blocks: no sampled answer can be learnt from by
+        its ids, which do not tell in which order and from what they were drawn."""
+        if self._blocks is not None:
+            raise Unsupported(
+                f"dialect {self._card.dialect} writes blocks, which are learnt from annotated text "
+                "and not from the ids of sampled answers; give annotated rows"
+            )
+
     def parse(self, prompt: Sequence[int], text: str) -> Parsed:
         """What an annotated text after a prompt of these ids means."""
         return self._dialect.parse_text(text, self._parser, self._settings, PromptIds(prompt))
@@ -151,8 +160,10 @@ class ExampleMaker:
     def from_answer(self, prompt: Sequence[int], answer: Answer) -> Example:
         """An example of exactly the ids that were sampled; what was forced, injected or, where
         the answer was cut short, never written, is no target. Raises `TooLong`, and `Unusable`
-        for a row that no runtime has written, or that was cut off inside a forked thread.
+        for a row that no runtime has written, or that was cut off inside a forked thread; as
+        `check_answers`.
         """
+        self.check_answers()
         if len(answer.ids) != len(answer.origins) or set(answer.origins) - set(ORIGINS):
             raise Unusable(
                 f"answer {answer.key} has {len(answer.ids)} ids and origins {answer.origins[:20]!r}"
@@ -239,7 +250,7 @@ class ExampleMaker:
             classes[row] = CLASSES.index(end if following is None else kinds[following])
         flat = [s.id for s in trace.segments for _ in s.tokens]
         tokens = torch.tensor([t for s in trace.segments for t in s.tokens])
-        in_blocks = written(trace)
+        in_blocks = in_spans(trace)
         if self._blocks is not None:
             num_illegal += int(
                 (~torch.from_numpy(self._blocks.legal.mask)[tokens[in_blocks]]).sum()
@@ -257,7 +268,7 @@ class ExampleMaker:
             follows=torch.tensor(follows),
             table=self.table,
             num_illegal=num_illegal,
-            written=in_blocks,
+            in_span=in_blocks,
             block_legal=UNMASKED if self._blocks is None else self.table.add(self._blocks.legal),
             issues=issues,
         )

@@ -85,6 +85,8 @@ class Run:
         config = self.config
         problems, held_out = problems_of(config)
         trainee = open_for(config)
+        maker = trainee.maker()
+        maker.check_answers()
         switch_off_dropout(trainee.model)
         identity = identity_of(config, problems, held_out)
         hold_folder_to(self.out, CONFIG, {**config.resolved, **identity})
@@ -92,7 +94,7 @@ class Run:
         policy = self._policy(trainee, problems, held_out)
         steps = GrpoSteps(
             trainee.model,
-            trainee.maker(),
+            maker,
             trainee.encode_prompt,
             roller=self._roller(policy, problems, "rollouts"),
             settings=step_settings(config),

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from stretto.train.attention import Blocks, in_blocks, suits
+from stretto.train.attention import ExampleMasks, by_example, suits
 from stretto.train.batches import Batch, model_masks
 from stretto.train.head import Head, masked_logprobs, rows_of
 
@@ -36,7 +36,7 @@ def hidden_states(
         mask = model_masks(batch, model.config, dtype)
         states: Tensor = trunk(attention_mask=mask, **inputs).last_hidden_state
         return states[0]
-    with in_blocks(trunk.config, Blocks.of(batch, model.config, dtype)) as attention:
+    with by_example(trunk.config, ExampleMasks.of(batch, model.config, dtype)) as attention:
         states = trunk(**attention, **inputs).last_hidden_state
     return states[0]
 

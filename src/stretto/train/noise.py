@@ -1,12 +1,12 @@
-"""Two streams: an example, and copies of its blocks in which tokens are hidden.
+"""Two streams: an example, and copies of its blocks in which tokens are masked.
 
 What is read is clean: plans, and the blocks of earlier rounds. A copy of a block has its positions
 and sees what it sees, but where blocks see one another, copies see copies. No clean token sees a
-copy. So a hidden token is predicted from what a model reads when it has written the rest, and no
+copy. So a masked token is predicted from what a model reads when it has written the rest, and no
 copy of it is in view.
 
-A block's level t in (0, 1] is the probability with which each of its tokens is hidden. The loss of
-a hidden token is weighed by 1/t, so that every token counts once on average, at every level.
+A block's level t in (0, 1] is the probability with which each of its tokens is masked. The loss of
+a masked token is weighed by 1/t, so that every token counts once on average, at every level.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ LEAST_LEVEL: Final = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """Which tokens of an example are hidden, and the level of each token's block."""
+    """Which tokens of an example are masked, and the level of each token's block."""
 
-    hidden: Bool[Tensor, "tokens"]
+    masked: Bool[Tensor, "tokens"]
     levels: Float[Tensor, "tokens"]
 
 
 @dataclass(frozen=True, eq=False)
 class Streams:
-    """An example with copies of its blocks behind it. `weights`: of each token's prediction, 1 for
-    one of main's; `is_copy`: which tokens are of copies; `num_written`: tokens of blocks, hidden
-    or not."""
+    """An example with copies of its blocks behind it. `weights`: of what a copy's token predicts,
+    0 of what main predicts and of what predicts nothing; `is_copy`: which tokens are of copies;
+    `num_span_tokens`: those of blocks, masked or not."""
 
     example: Example
     weights: Float[Tensor, "tokens"]
     is_copy: Bool[Tensor, "tokens"]
-    num_written: int
+    num_span_tokens: int
 
 
 def generator_of(seed: int, number: int) -> torch.Generator:
@@ -60,29 +60,29 @@ def groups_of(example: Example) -> Int[Tensor, "segments"]:
 
 
 def draw_noise(example: Example, generator: torch.Generator) -> Noise:
-    """Draws levels, one for each block, or for blocks that see one another, and what they hide."""
+    """Draws levels, one for each block, or for blocks that see one another, and what they mask."""
     uniform = torch.rand(len(example.is_block), generator=generator)
     by_segment = LEAST_LEVEL + (1 - LEAST_LEVEL) * uniform[groups_of(example)]
     levels = by_segment[example.segment]
     chance = torch.rand(len(example), generator=generator)
-    return Noise(example.written & (chance < levels), levels)
+    return Noise(example.in_span & (chance < levels), levels)
 
 
 def with_copies(example: Example, noise: Noise, *, mask: int, shifted: bool) -> Streams:
-    """The two streams of an example under some noise. `mask` stands for what is hidden; `shifted`:
+    """The two streams of an example under some noise. `mask` stands for what is masked; `shifted`:
     a token is predicted by the row before it, else by its own.
 
-    Raises `ValueError` if a token is hidden that is not a block's to write.
+    Raises `ValueError` if a token is masked that is not a block's to write.
     """
-    if bool((noise.hidden & ~example.written).any()):
-        raise ValueError("what is hidden must be a token that a block writes")
+    if bool((noise.masked & ~example.in_span).any()):
+        raise ValueError("what is masked must be a token that a block writes")
     blocks = example.is_block.nonzero()[:, 0]
     copied = example.is_block[example.segment].nonzero()[:, 0]
-    hidden = noise.hidden[copied]
+    masked = noise.masked[copied]
     ids = example.ids[copied]
-    targets = torch.where(hidden & _may_be_drawn(example, ids), ids, IGNORE)
+    targets = torch.where(masked & _may_be_drawn(example, ids), ids, IGNORE)
     weights = 1 / noise.levels[copied]
-    if shifted:  # a block begins with a token that is never hidden
+    if shifted:  # a block begins with a token that is never masked
         targets = torch.cat([targets[1:], targets.new_full((1,), IGNORE)[: len(targets)]])
     number = torch.full((len(example.is_block),), -1)
     number[blocks] = len(example.is_block) + torch.arange(len(blocks))
@@ -92,7 +92,7 @@ def with_copies(example: Example, noise: Noise, *, mask: int, shifted: bool) -> 
     none = torch.zeros(len(copied), dtype=torch.bool)
     both = replace(
         example,
-        ids=torch.cat([example.ids, torch.where(hidden, mask, ids)]),
+        ids=torch.cat([example.ids, torch.where(masked, mask, ids)]),
         positions=torch.cat([example.positions, example.positions[copied]]),
         segment=torch.cat([example.segment, number[example.segment[copied]]]),
         sees=_seen_by_copies(example, blocks),
@@ -101,13 +101,13 @@ def with_copies(example: Example, noise: Noise, *, mask: int, shifted: bool) -> 
         classes=torch.cat([example.classes, classes]),
         legal=torch.cat([example.legal, legal]),
         follows=torch.cat([example.follows, torch.full((len(copied),), -1)]),
-        written=torch.cat([example.written, none]),
+        in_span=torch.cat([example.in_span, none]),
     )
     return Streams(
         both,
-        torch.cat([torch.ones(len(example)), torch.where(is_target, weights, 0.0)]),
+        torch.cat([torch.zeros(len(example)), torch.where(is_target, weights, 0.0)]),
         torch.cat([torch.zeros(len(example), dtype=torch.bool), ~none]),
-        int(example.written.sum()),
+        int(example.in_span.sum()),
     )
 
 
@@ -131,7 +131,7 @@ def pruned(streams: Streams) -> Streams:
     renumbered = needed.cumsum(0) - 1
     rows = {
         name: getattr(example, name)[kept]
-        for name in ("ids", "positions", "targets", "classes", "legal", "written")
+        for name in ("ids", "positions", "targets", "classes", "legal", "in_span")
     }
     smaller = replace(
         example,
@@ -147,8 +147,8 @@ def pruned(streams: Streams) -> Streams:
 
 
 def most_tokens(example: Example) -> int:
-    """The tokens of an example's two streams, everything hidden."""
-    noise = Noise(example.written, torch.ones(len(example)))
+    """The tokens of an example's two streams, everything masked."""
+    noise = Noise(example.in_span, torch.ones(len(example)))
     return len(pruned(with_copies(example, noise, mask=0, shifted=False)).example)
 
 

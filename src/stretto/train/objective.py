@@ -32,8 +32,8 @@ class Objective(Protocol):
     """SFT, preference, policy gradients, denoising: each is one of these.
 
     Randomness, in `batch` or in `outcome`, is drawn from torch's default generator, which the loop
-    seeds for each pack of each step, so that neither a resumed run nor another number of processes
-    changes it.
+    seeds for each pack of each step, or is a function of the run's seed and the group: neither a
+    resumed run nor another number of processes changes it.
     """
 
     def batch(self, pack: Pack) -> Any:

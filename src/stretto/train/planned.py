@@ -1,7 +1,7 @@
-"""Planned Diffusion's objective: plans learnt token after token, spans from what is hidden of them.
+"""Planned Diffusion's objective: plans learnt token after token, spans from what is masked of them.
 
 Two losses in one pass over two streams (`train.noise`): the cross-entropy of main's tokens, and of
-the hidden tokens of blocks, each over the level of its block. Their sum is over the tokens that
+the masked tokens of blocks, each over the level of its block. Their sum is over the tokens that
 either is about: main's targets, and all tokens of blocks.
 """
 
@@ -51,13 +51,14 @@ class LossWeights:
 
 @dataclass(frozen=True, eq=False)
 class NoisyBatch:
-    """Two streams of several examples as one sequence. With `batch.rows` go `weights` and
-    `is_copy`. `batch` is None if nothing is predicted; `num_written`: tokens of blocks."""
+    """Two streams of several examples as one sequence. With `batch.rows` goes `is_copy`, and
+    `weights` with those of copies. `batch` is None if nothing is predicted; `num_span_tokens`:
+    tokens of blocks."""
 
     batch: Batch | None
-    weights: Float[Tensor, "targets"]
+    weights: Float[Tensor, "masked"]
     is_copy: Bool[Tensor, "targets"]
-    num_written: int
+    num_span_tokens: int
 
     @classmethod
     def of(cls, streams: Sequence[Streams]) -> NoisyBatch:
@@ -66,9 +67,11 @@ class NoisyBatch:
         empty = torch.zeros(0)
         return cls(
             Batch.of([s.example for s in kept]) if kept else None,
-            torch.cat([empty, *(s.weights[r] for s, r in zip(kept, rows, strict=True))]),
+            torch.cat(
+                [empty, *(s.weights[r & s.is_copy] for s, r in zip(kept, rows, strict=True))]
+            ),
             torch.cat([empty.bool(), *(s.is_copy[r] for s, r in zip(kept, rows, strict=True))]),
-            sum(s.num_written for s in streams),
+            sum(s.num_span_tokens for s in streams),
         )
 
     @property
@@ -93,7 +96,7 @@ class Planned:
     resumed run, nor the number of processes changes them. `mask` and `shifted` as in `with_copies`.
 
     Metrics: `loss_plan`, the mean over main's targets; `loss_spans`, the mean over tokens of
-    blocks of what hidden ones weigh; `loss_hidden`, the mean over hidden ones; and the mean loss
+    blocks of what masked ones weigh; `loss_masked`, the mean over masked ones; and the mean loss
     of each class of main's targets.
     """
 
@@ -123,26 +126,26 @@ class Planned:
     def outcome(self, model: Any, batch: NoisyBatch) -> Outcome:
         if batch.batch is None:
             zero = next(p for p in model.parameters() if p.requires_grad).sum() * 0
-            return Outcome(zero, float(batch.num_written))
+            return Outcome(zero, float(batch.num_span_tokens))
         losses = -token_logprobs(model, batch.batch)
-        plan, hidden = losses[~batch.is_copy], losses[batch.is_copy]
-        spans = (hidden * batch.weights[batch.is_copy]).sum()
-        num_written = batch.num_written if self.weights.spans else 0
+        plan, masked = losses[~batch.is_copy], losses[batch.is_copy]
+        spans = (masked * batch.weights).sum()
+        num_span_tokens = batch.num_span_tokens if self.weights.spans else 0
         metrics = {
             "loss_plan": _share(plan.sum(), len(plan)),
-            "loss_spans": _share(spans, num_written),
-            "loss_hidden": _share(hidden.sum(), len(hidden)),
+            "loss_spans": _share(spans, num_span_tokens),
+            "loss_masked": _share(masked.sum(), len(masked)),
             **_by_class(plan, batch.batch.classes[~batch.is_copy]),
         }
         told = {name: share for name, share in metrics.items() if share[1]}
         loss = self.weights.plan * plan.sum() + self.weights.spans * spans
-        return Outcome(loss, float(len(plan) + num_written), told)
+        return Outcome(loss, float(len(plan) + num_span_tokens), told)
 
 
 def clean_alone(example: Example) -> Streams:
     """One stream: no copies, so that nothing of blocks is predicted."""
     length = len(example)
-    return Streams(example, torch.ones(length), torch.zeros(length, dtype=torch.bool), 0)
+    return Streams(example, torch.zeros(length), torch.zeros(length, dtype=torch.bool), 0)
 
 
 # -- internals -------------------------------------------------------------------------------------

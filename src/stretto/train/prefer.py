@@ -117,8 +117,10 @@ def pair_examples(
     """Examples of all pairs that were made, and those that cannot be used.
 
     A pair's margin is `margin_of` its number of candidates, or `margin` for all. Raises
-    `InvalidInput` for a pair whose answers are not there, and what `prompt_ids` raises.
+    `InvalidInput` for a pair whose answers are not there, `Unsupported` for a model that does not
+    learn from the ids of answers, and what `prompt_ids` raises.
     """
+    maker.check_answers()
     known = {(a.prompt_id, a.sample): a for a in answers}
     made: list[PairExample] = []
     unusable: list[UnusablePair] = []

@@ -22,7 +22,9 @@ from stretto.train.unusable import Unusable
 @dataclass(frozen=True)
 class Renewed:
     """Examples by turn. With `slack` p a promise is a unit longer than written with probability p,
-    two with p², and so on; `maker` made the examples. One that would then not fit stays as it is.
+    two with p², and so on; `maker` made the examples. One that would then not fit the model stays
+    as it is. What is longer is packed as if it were not: a pack may then have more than its tokens,
+    and an example more than a run's `max_tokens`, by so many units.
     """
 
     examples: Sequence[Example]

@@ -11,6 +11,7 @@ from typing import Any
 from stretto.data.rows import PromptBook, Reject
 from stretto.data.settings import hold_to
 from stretto.data.store import line_of
+from stretto.dialects import get_dialect
 from stretto.dialects.planned_masks import MASK
 from stretto.errors import InvalidInput
 from stretto.files import write_atomically
@@ -47,12 +48,14 @@ CONFIG, ENVIRONMENT, REJECTS, SUMMARY = (
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that is ready to start. `maker` made the examples."""
+    """A run that is ready to start. `maker` made the examples; `num_tokens` is the most that a
+    model computes of them in an epoch, copies of blocks included."""
 
     trainee: Trainee
     maker: ExampleMaker
     train: Gathered
     valid: Gathered
+    num_tokens: int
     steps: Steps
     settings: LoopSettings
 
@@ -124,7 +127,7 @@ def prepare(config: SftConfig, trainee: Trainee | None = None) -> Prepared:
     is_plain = trainee.card.variant is None
     steps = packed if is_plain else Turns(packed, lengths, config.pack_tokens)
     settings = _loop_settings(config, trainee.base, gathered, held_out)
-    return Prepared(trainee, encoder.maker, gathered, held_out, steps, settings)
+    return Prepared(trainee, encoder.maker, gathered, held_out, sum(lengths), steps, settings)
 
 
 def open_for(config: SftConfig) -> Trainee:
@@ -137,9 +140,12 @@ def open_for(config: SftConfig) -> Trainee:
     own: dict[str, Any] = {"num_registers": config.registers, "grace": config.grace}
     own |= {"variant": config.variant, "convention": config.convention}
     settings |= {name: value for name, value in own.items() if value is not None}
+    dialect = "plain" if config.baseline else config.dialect
+    if get_dialect(dialect).variants:
+        settings |= {"window": config.window, "block": config.block}  # None too: it learns to plan
     return open_trainee(
         config.model,
-        dialect="plain" if config.baseline else config.dialect,
+        dialect=dialect,
         settings=settings,
         how=config.how,
         lora=Lora(config.rank, config.alpha, config.targets, config.dropout),
