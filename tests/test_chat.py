@@ -72,6 +72,18 @@ def printed(texts: list[str]) -> str:
     return "".join(text if text.endswith("\n") else text + "\n" for text in texts)
 
 
+def test_settings_that_another_method_does_not_read_stay_with_the_first(
+    chat: Chatting, lm: LM
+) -> None:
+    code, out, err = chat("hello\n/method sequential\nhello", "--max-forks", "3", *SHORT)
+    assert code == 0
+    assert "method sequential, without max_forks" in err
+    assert answers(lm, "hello")[0] in out
+    code, _, err = chat("hello", "--method", "sequential", "--max-forks", "3", *SHORT)
+    assert code != 0
+    assert "max_forks 3 is not read by method 'sequential'" in err
+
+
 @pytest.mark.parametrize("method", ["auto", "sequential"])
 def test_piped_messages_are_answered_with_the_history(chat: Chatting, lm: LM, method: str) -> None:
     expected = answers(lm, "hello", "and then?", "why?", method=method, system="Be brief.")

@@ -97,7 +97,7 @@ def test_settings_of_blocks_are_refused_where_there_are_none() -> None:
     }  # fmt: skip
     assert set(given) == set(BLOCK_FIELDS)
     for name, value in given.items():
-        with pytest.raises(Unsupported, match=f"^{name} .* dialect pasta has none"):
+        with pytest.raises(Unsupported, match=f"^{name} .* by method 'pasta', but by planned"):
             other.prepare("hi", SamplingParams(**{name: value}))
     for name in ("variant", "convention"):
         with pytest.raises(Unsupported, match=f"^{name} 'dense': dialect pasta has none"):
@@ -145,6 +145,9 @@ def test_run_takes_the_settings_of_blocks(lm: LM, run: Any) -> None:
     code, _, err = run("run", "Tell.", "--variant", "dense")
     assert code == 2
     assert "variant 'dense' is asked for" in err
+    code, _, err = run("run", "Tell.", "--method", "sequential", "--threshold", "0.5")
+    assert code == 2
+    assert "threshold 0.5 is not read by method 'sequential', but by planned, diffusion" in err
 
 
 def test_a_trace_file_tells_of_every_pass_and_opens_elsewhere(

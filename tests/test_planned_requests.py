@@ -16,6 +16,7 @@ from plans import (
     NUM_SLOTS,
     TOLERANCE,
     VOCABULARY,
+    FixedEngine,
     Snapshots,
     codes,
     conventions,
@@ -39,7 +40,7 @@ from stretto.engines.hf import HFEngine
 from stretto.errors import InvalidInput, UnknownName
 from stretto.params import SamplingParams
 from stretto.runtime import events
-from stretto.runtime.denoiser import num_passes, num_written
+from stretto.runtime.denoiser import num_written, scheduled_passes
 from stretto.runtime.request import Request
 from stretto.runtime.views import Run
 from stretto.trace import Trace
@@ -89,6 +90,46 @@ def shape_of(trace: Trace) -> list[object]:
     return [(s.thread, s.kind, s.role, s.sees, s.tokens, s.positions) for s in trace.segments]
 
 
+def test_stop_ids_are_never_written_in_a_span() -> None:
+    """They end what is written in order; a span ends where it is full."""
+
+    def tokens(**options: Any) -> tuple[int, ...]:
+        request = planned([[9, 9], [9]], 5, temperature=1.0, **options)
+        counted(request)
+        assert request.finish_reason == "stop"
+        segments = request.recorder.freeze().segments
+        return tuple(t for s in segments if s.kind == "block" for t in s.tokens[1:-1])
+
+    drawn = tokens()
+    banned = frozenset(drawn) - set(plan_ids([[9, 9], [9]], 5))
+    assert len(banned) > 5
+    other = tokens(stop_ids=banned)
+    assert len(other) == len(drawn) == 27
+    assert not set(other) & banned
+
+
+@pytest.mark.parametrize("variant", ["sparse", "dense"])
+@pytest.mark.parametrize("forced", ["main.1", "main.2"])
+def test_the_penalty_is_about_what_a_span_sees(variant: str, forced: str) -> None:
+    """In dense also what siblings have written in earlier passes; not in this one, whichever of
+    them comes first."""
+    first, second, third = 20, 21, 22
+    ids = plan_ids([[2, 2]])
+
+    def script(thread: str, index: int) -> int | None:
+        return ids[index] if thread == "main" else second if thread == forced else None
+
+    request = planned([[2, 2]], variant=variant, repetition_penalty=10.0, script=script)
+    engine = FixedEngine(0)
+    engine.table = torch.zeros_like(engine.table)
+    engine.table[:, [first, second, third]] = torch.tensor([5.0, 4.0, 3.0])
+    run_all(scheduler_for(engine, engine.num_slots), [request])
+    spans = {s.thread: s.tokens[1:3] for s in request.recorder.freeze().segments}
+    (other,) = {"main.1", "main.2"} - {forced}
+    assert spans[forced] == (second, second)
+    assert spans[other] == (first, third if variant == "dense" else second)
+
+
 # -- the plan ------------------------------------------------------------------------------------
 
 
@@ -124,15 +165,29 @@ def test_a_runaway_plan_is_cut_and_reported() -> None:
     assert many.finish_reason == "length"
     assert len(span_steps(many)) == 3
     assert codes(many) == ["too-many-promises"]
+    text, at = issue_of(many)  # where the promise would stand that is one too many
+    assert text[:at].endswith("/>")
+    assert text[at:].startswith("<async>")
     rounds = planned([[2]] * 5, caps=PlanCaps(max_rounds=2))
     counted(rounds)
     assert rounds.finish_reason == "length"
     assert len(span_steps(rounds)) == 2
     assert codes(rounds) == ["too-many-rounds"]
+    text, at = issue_of(rounds)
+    assert text[at:] == "<sync/>"
+    at_once = planned([[2]], caps=PlanCaps(max_promises=0))
+    counted(at_once)
+    assert (issue_of(at_once), codes(at_once)) == (("", 0), ["too-many-promises"])
     exact = planned([[2], [2]], caps=PlanCaps(max_promises=2, max_rounds=2))
     counted(exact)
     assert exact.finish_reason == "stop"
     assert codes(exact) == []
+
+
+def issue_of(request: Request) -> tuple[str, int]:
+    """The annotated text, and where its only issue is."""
+    text, (issue,) = request.session.annotated(request.recorder)
+    return text, issue.at
 
 
 def test_lengths_are_scaled_and_capped() -> None:
@@ -319,6 +374,27 @@ def test_plan_rows_and_span_rows_share_a_pass() -> None:
     )
 
 
+class Restoring(Snapshots):
+    """Sees that what is copied back is what was copied out; `num_in_span` counts how often that was
+    of `request` with a span under way."""
+
+    num_in_span = 0
+
+    def copy_in(self, slots: list[int], kept: Any) -> None:
+        self.engine.copy_in(slots, kept)
+        mine, its = (leaves(state) for state in (self.engine.copy_out(slots), kept))
+        assert all(torch.equal(a, b) for a, b in zip(mine, its, strict=True))
+        assert self.request is not None
+        threads = self.request.recorder.threads.values()
+        self.num_in_span += any(t.is_open and t.own.kind == "block" for t in threads)
+
+
+def leaves(state: Any) -> list[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        return [state]
+    return [leaf for part in state for leaf in leaves(part)]
+
+
 @pytest.mark.parametrize("variant", ["sparse", "dense"])
 @settings(max_examples=3, deadline=None)
 @given(seed=seeds, convention=conventions)
@@ -331,11 +407,12 @@ def test_preempted_in_mid_span_it_comes_back_bit_for_bit(
         planned([[5, 5, 5], [3, 3]], seed + k, variant=variant, convention=convention)
         for k in range(3)
     ]
-    engine = Snapshots(HFEngine(model, NUM_SLOTS))
+    engine = Restoring(HFEngine(model, NUM_SLOTS))
     engine.request = requests[-1]
     scheduler = scheduler_for(engine, 90)
     run_all(scheduler, requests)
     assert scheduler.num_preemptions
+    assert engine.num_in_span
     assert all(request.finish_reason == "stop" for request in requests)
     assert worst_gap(model, engine) < TOLERANCE
 
@@ -459,7 +536,7 @@ def test_events_tell_of_every_pass() -> None:
     log = request.log.events
     for name, length in (("main.1", 5), ("main.2", 2), ("main.3", 3)):
         passes = [e for e in log if isinstance(e, events.Denoised) and e.thread == name]
-        assert [e.pass_number for e in passes] == list(range(num_passes(length, 0.5) + 1))
+        assert [e.pass_number for e in passes] == list(range(scheduled_passes(length, 0.5) + 1))
         assert [e.num_left for e in passes] == [
             length - num_written(length, len(passes) - 1, i) for i in range(len(passes))
         ]

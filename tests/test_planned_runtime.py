@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import statistics
 from typing import Any
@@ -38,11 +39,17 @@ from plans import (
 from stretto.engines.flex import FlexEngine
 from stretto.engines.fused import FusedEngine
 from stretto.engines.hf import HFEngine
+from stretto.engines.packed import PackedEngine
 from stretto.masks import dense_mask, flat_positions, flat_tokens
 from stretto.params import ORDERS
 from stretto.recorder import Recorder
 from stretto.runtime import events
-from stretto.runtime.denoiser import num_passes, num_written, select
+from stretto.runtime.denoiser import (
+    Distributions,
+    best,
+    num_written,
+    scheduled_passes,
+)
 from stretto.runtime.request import Request
 
 
@@ -64,11 +71,14 @@ def test_every_state_is_one_masked_pass(
     assert any(len(logits) for *_, logits in engine.passes)  # something was held to the other
 
 
+@pytest.mark.parametrize("kind", [FusedEngine, PackedEngine])
 @settings(max_examples=10, deadline=None)
 @given(seed=seeds, variant=variants, convention=conventions)
-def test_engine_fused_knows_blocks(seed: int, variant: str, convention: str) -> None:
+def test_engines_that_pack_weights_know_blocks(
+    kind: type[FusedEngine] | type[PackedEngine], seed: int, variant: str, convention: str
+) -> None:
     model = tiny_model("llama", head_dim=16)
-    engine = Snapshots(FusedEngine(model, NUM_SLOTS))
+    engine = Snapshots(kind(copy.deepcopy(model), NUM_SLOTS))
     request = planned(
         random_plan(seed), seed, variant=variant, convention=convention, **knobs(seed)
     )
@@ -192,7 +202,7 @@ def test_passes_are_plan_tokens_and_steps(seed: int, variant: str, ratio: float)
     plan = random_plan(seed)
     request = planned(plan, seed, variant=variant, steps_ratio=ratio)
     engine = counted(request)
-    steps = sum(max(num_passes(length, ratio) for length in lengths) for lengths in plan)
+    steps = sum(max(scheduled_passes(length, ratio) for length in lengths) for lengths in plan)
     assert engine.num_passes == len(plan_ids(plan, seed)) + steps
     trace = request.recorder.freeze()
     measured = max(s for segment in trace.response for s in segment.steps if s is not None)
@@ -222,6 +232,91 @@ def test_nothing_is_committed_before_an_end() -> None:
     assert engine.num_passes == len(plan_ids([[4]])) + 4
 
 
+# -- several requests ----------------------------------------------------------------------------
+
+
+GAP = 1e-3
+"""Two logits, or scores, that are closer may change places with what else is in a batch."""
+
+
+def test_eight_requests_answer_as_each_does_alone() -> None:
+    """On a model in float32, in fewer passes than two of them. Where an answer differs, the first
+    pass that does had a choice between two that are closer than `GAP`."""
+    model, num_slots = tiny_model("llama"), 4 * NUM_SLOTS
+
+    def requests() -> list[Request]:
+        return [
+            planned(
+                random_plan(11 + k), 11 + k, variant=("sparse", "dense")[k % 2],
+                convention=("shifted", "aligned")[k // 4], steps_ratio=(1.0, 0.5, 0.3)[k % 3],
+            )
+            for k in range(8)
+        ]  # fmt: skip
+
+    def run(some: list[Request]) -> Snapshots:
+        engine = Snapshots(HFEngine(model, num_slots))
+        engine.request = some[0]
+        run_all(scheduler_for(engine, num_slots), some)
+        return engine
+
+    alone, together = requests(), requests()
+    engines = [run([request]) for request in alone]
+    num_passes = [len(engine.passes) for engine in engines]
+    assert len(run(together).passes) == max(num_passes) < sum(num_passes) / 2
+    num_same = 0
+    for its, mine, engine in zip(alone, together, engines, strict=True):
+        differing = [a for a, b in zip(writings(its), writings(mine), strict=False) if a != b]
+        if differing:
+            assert narrowest_choice(engine, differing[0]) < GAP
+        else:
+            assert mine.recorder.freeze() == its.recorder.freeze()
+            assert mine.text == its.text
+            num_same += 1
+    assert num_same >= 6
+
+
+def writings(request: Request) -> list[events.Denoised]:
+    """What each pass has written in each block, in order."""
+    return [e for e in request.log.events if isinstance(e, events.Denoised) and e.pass_number]
+
+
+def narrowest_choice(engine: Snapshots, writing: events.Denoised) -> float:
+    """How close it was what a pass wrote, lowest entropy first: between the last place that was
+    written and the first that was not, and between the two likeliest tokens of a place."""
+    (logits,) = [
+        logits[start : start + run.num_logits]
+        for trace, ids, runs, logits in engine.passes
+        for run, start in zip(runs, starts_of(runs), strict=True)
+        if run.num_logits and run.segment.handle == writing.segment
+        if len(run.kept) == writing.num_left + len(writing.indices)
+    ]
+    rows = logits.masked_fill(~torch.from_numpy(MASKS.span.mask), -torch.inf)
+    entropies = torch.special.entr(torch.softmax(rows, -1)).sum(-1).sort().values
+    count = len(writing.indices)
+    two = rows.topk(2).values
+    gaps = [*(two[:, 0] - two[:, 1]), *(entropies[count:][:1] - entropies[count - 1 : count])]
+    return min(float(gap) for gap in gaps)
+
+
+def starts_of(runs: list[Any]) -> list[int]:
+    """Where the logits of each run begin among those of a pass."""
+    return [0, *itertools.accumulate(run.num_logits for run in runs)][: len(runs)]
+
+
+def test_a_narrow_choice_is_known_as_one() -> None:
+    """What the rule of gaps is read off: rows whose best two logits are that far apart."""
+    request = planned([[3]])
+    engine = FixedEngine(0)
+    engine.table = torch.zeros_like(engine.table)
+    engine.table[:, 20], engine.table[:, 21] = torch.linspace(5, 9, 512), 4.75
+    seen = Snapshots(engine)
+    seen.request = request
+    run_all(scheduler_for(seen, engine.num_slots), [request])
+    first = writings(request)[0]
+    narrow = narrowest_choice(seen, first)
+    assert 0 < narrow < 0.5
+
+
 # -- schedules -----------------------------------------------------------------------------------
 
 
@@ -237,7 +332,7 @@ def test_a_ratio_of_one_writes_one_token_a_step(order: str, variant: str) -> Non
 
 @given(length=st.integers(1, 300), ratio=st.sampled_from([0.001, 0.1, 0.3, 0.5, 2 / 3, 0.7, 1.0]))
 def test_the_schedule_writes_all_tokens_evenly(length: int, ratio: float) -> None:
-    passes = num_passes(length, ratio)
+    passes = scheduled_passes(length, ratio)
     assert passes >= 1
     assert passes - 1 < ratio * length <= passes or passes == 1
     each = [
@@ -249,8 +344,8 @@ def test_the_schedule_writes_all_tokens_evenly(length: int, ratio: float) -> Non
 
 
 def test_a_ratio_is_what_is_written() -> None:
-    assert num_passes(30, 0.1) == 3  # 0.1 * 30 is more than 3 in binary
-    assert num_passes(10, 0.7) == 7
+    assert scheduled_passes(30, 0.1) == 3  # 0.1 * 30 is more than 3 in binary
+    assert scheduled_passes(10, 0.7) == 7
 
 
 @settings(max_examples=15, deadline=None)
@@ -339,15 +434,12 @@ def test_by_confidence_the_likeliest_values_are_written_first() -> None:
     )
 
 
-def test_select() -> None:
-    scores, likely = np.array([0.1, 0.7, np.nan, 0.7, 0.2]), np.array([0.5, 0.2, 0.9, 0.5, 0.1])
-    assert select(scores, likely, count=1) == [1]
-    assert select(scores, likely, count=3) == [1, 3, 4]
-    assert select(scores, likely, count=0) == [1]
-    assert select(scores, likely, count=9) == [0, 1, 2, 3, 4]
-    assert select(scores, likely, count=1, threshold=0.5) == [0, 2, 3]
-    assert select(scores, likely, count=1, threshold=0.95) == [1]
-    assert select(np.full(3, np.nan), likely[:3], count=1) == [0]
+def test_the_best_are_those_of_highest_score() -> None:
+    scores = np.array([0.1, 0.7, np.nan, 0.7, 0.2])
+    assert best(scores, 1) == best(scores, 0) == [1]
+    assert best(scores, 3) == [1, 3, 4]
+    assert best(scores, 9) == [0, 1, 2, 3, 4]
+    assert best(np.full(3, np.nan), 1) == [0]
 
 
 def test_early_finish_closes_the_tail() -> None:
@@ -374,3 +466,39 @@ def test_early_finish_closes_the_tail() -> None:
         assert (set(span.tokens[4:9]) == {pad}) == early
         assert request.text == VOCABULARY.decode([40, 41] + [42] * (0 if early else 5))
         assert request.num_drawn == len(ids) - 1 + 8
+
+
+@pytest.mark.parametrize("order", ["entropy", "confidence", "margin", "random"])
+@pytest.mark.parametrize("threshold", [None, 1.5])
+def test_a_pass_measures_what_its_order_reads(
+    order: str, threshold: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a large vocabulary each figure of all masked rows is much work."""
+    counts = {"entropies": 0, "margins": 0, "logprobs": 0}
+    for name in counts:
+
+        def counting(self: Distributions, *args: Any, name: str = name) -> Any:
+            found = measured[name](self, *args)
+            counts[name] += len(found)
+            return found
+
+        measured[name] = getattr(Distributions, name)
+        monkeypatch.setattr(Distributions, name, counting)
+    counted(planned([[5]], order=order, threshold=threshold))
+    masked = 5 + 4 + 3 + 2 + 1
+    draws_all = threshold is not None or order == "confidence"
+    assert counts == {
+        "entropies": masked if order == "entropy" else 0,
+        "margins": masked if order == "margin" else 0,
+        "logprobs": masked if draws_all else 5,
+    }
+
+
+measured: dict[str, Any] = {}
+
+
+def test_a_threshold_that_is_reached_measures_likelihoods_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(Distributions, "entropies")
+    counted(planned([[5]], threshold=0.0))

@@ -79,11 +79,12 @@ class Denoise:
     over several passes, between the `before` and `after` that the runtime writes.
 
     Cuts the parent; the child sees what the parent sees, the segment just cut included. Its first
-    token stands at `position`, the parent goes on behind its last one. With `dense` it and its
-    dense siblings, which the parent forks at the same place, also see one another. A token that is
-    not written yet is a `mask`. If `shifted`, a token is predicted by the row before it, else by
-    its own. A `filler`, if there is one, is markup when drawn. When all is written its keys and
-    values are computed once more, from the tokens that then stand there, before anyone sees it.
+    token stands at `position`, the parent goes on behind its last one. With `dense` it and the
+    blocks that the parent has forked at the same place, and that are open, also see one another. A
+    token that is not written yet is a `mask`. If `shifted`, a token is predicted by the row before
+    it, else by its own. A `filler`, if there is one, is markup when drawn. When all is written its
+    keys and values are computed once more, from the tokens that then stand there, before anyone
+    sees it.
     """
 
     child: str
@@ -121,6 +122,12 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """The thread's session is asked what the thread does next (`ResumingSession.resumed`): after a
+    `Wait`, where that depends on what was written."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reveal:
     """The thread's last `count` tokens, held to be markup until now, are text after all."""
 
@@ -128,4 +135,4 @@ class Reveal:
 
 
 Effect = Cut | Fork | Wait | Join | Evict | Denoise | Close
-Move = Effect | Place | Reveal
+Move = Effect | Place | Reveal | Resume

@@ -314,6 +314,11 @@ class LM:
             )
         return whole[len(before) :]
 
+    def find_method(self, method: str | Method = AUTO) -> Method:
+        """The method of a name, for this model; raises `InvalidInput` for one that it cannot be run
+        by. The model's own way for `auto`."""
+        return get_method(method, self.card.dialect, self.card.own_window)
+
     def session(self, params: SamplingParams) -> Session:
         """A fresh session of the model's own dialect."""
         return self._new_session(params)
@@ -340,8 +345,8 @@ class LM:
         from stretto.tokens.asked import check_asked
 
         params = SamplingParams() if params is None else params
-        check_asked(self.card, params)
-        chosen = get_method(method, self.card.dialect)
+        chosen = self.find_method(method)
+        check_asked(self.card, chosen, params)
         chat = self.chat(prompt, raw)
         self._check_length(chat)
         if (outside := max(params.stop_ids, default=0)) >= self.vocabulary.size:

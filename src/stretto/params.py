@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from stretto.errors import InvalidInput, UnknownName
@@ -22,10 +22,16 @@ ORDERS = ("entropy", "confidence", "margin", "random")
 """What a block's pass writes first: where the distribution has the lowest entropy, where what was
 drawn is likeliest, where the likeliest is furthest ahead of the next one, or anything."""
 
+THREAD_FIELDS = ("max_thread_tokens", "max_forks")
+"""Settings of methods that fork threads."""
+
 BLOCK_FIELDS = (
     "max_rounds", "steps_ratio", "threshold", "order", "length_scale", "early_finish",
 )  # fmt: skip
-"""Settings that only models that write blocks have."""
+"""Settings of methods that write blocks, some of them of those that plan them alone."""
+
+METHOD_FIELDS = (*THREAD_FIELDS, *BLOCK_FIELDS)
+"""Settings that some methods read and others do not."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +41,16 @@ class SamplingParams:
     `max_tokens` bounds all tokens that all threads of the request draw, control tokens included.
     `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep everything. `repetition_penalty` is
     over the response tokens visible to the thread. `stop` strings end the request and are cut
-    off; `stop_ids` end the thread that drew them. `max_thread_tokens` caps each forked thread on
-    top of its dialect's cap, `max_forks` their number, `max_rounds` the rounds of planning.
+    off; `stop_ids` end the thread that drew them, and are never written in a block.
+    `max_thread_tokens` caps each forked thread on top of its dialect's cap, `max_forks` their
+    number, `max_rounds` the rounds of planning. Fields that the method of a request does not read
+    (`METHOD_FIELDS`) are to be left at their defaults.
 
     Of blocks, which are written in any order over several passes: `steps_ratio` is the share of
     their length that they take as passes; with a `threshold` a pass instead writes all that is at
     least so likely, and one token at least. `order` says what is written first, `length_scale`
-    multiplies promised lengths, and with `early_finish` a block is done at its first filler that
-    all before it are written of. A `variant` or `convention` names the one that the model must be
+    multiplies promised lengths, and with `early_finish` the rest of a block is filler once all
+    before a filler is written. A `variant` or `convention` names the one that the model must be
     of; None is the model's own. Raises `InvalidInput` for a bad value.
     """
 
@@ -87,6 +95,16 @@ class SamplingParams:
         for token in stop_ids:
             check_int("stop id", token, 0)
         object.__setattr__(self, "stop_ids", frozenset(stop_ids))
+
+    def set_of(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of these fields that are not at their defaults."""
+        usual = {field.name: field.default for field in fields(self)}
+        return tuple(name for name in names if getattr(self, name) != usual[name])
+
+    def without(self, names: Iterable[str]) -> SamplingParams:
+        """A copy with these fields at their defaults."""
+        usual = {field.name: field.default for field in fields(self)}
+        return replace(self, **{name: usual[name] for name in names})
 
     def _check_blocks(self) -> None:
         _check_real(

@@ -56,9 +56,7 @@ def read_prompts(path: Path, limit: int | None = None) -> list[str]:
 
 def check_method(lm: LM, method: str) -> str:
     """The name of the method meant; raises `InvalidInput` if that is sequential decoding itself."""
-    from stretto.methods import get_method
-
-    name = get_method(method, lm.card.dialect).name
+    name = lm.find_method(method).name
     if name == "sequential":
         raise InvalidInput(f"--method {method} is sequential decoding here; name another, as sot")
     return name

@@ -232,12 +232,11 @@ def view_for(lm: LM, job: Job) -> View:
         from rich.console import Console
 
         from stretto.cli.live import LiveView
-        from stretto.methods import get_method
 
         return LiveView(
             Console(file=stream, highlight=False),
             lm.vocabulary.decode,
-            method=get_method(job.method, lm.card.dialect).name,
+            method=lm.find_method(job.method).name,
             model=lm.name,
             prints_answer=not job.as_json,
         )

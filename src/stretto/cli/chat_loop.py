@@ -108,7 +108,7 @@ class Chat:
 
     def _ask(self, prompt: str) -> None:
         """Answers a question. What there is of an answer that was interrupted stays."""
-        asked, params = self.conversation.messages(prompt), self._settings.params
+        asked, params = self.conversation.messages(prompt), self._params(self.method)
         with interruptible(PATIENCE) as is_interrupted:
             player = Player(self._lm, self._view(asked, self.method), is_interrupted)
             try:
@@ -167,12 +167,21 @@ class Chat:
         say("Ctrl-C cancels an answer; what there is of it stays.")
 
     def _set_method(self, name: str) -> None:
-        from stretto.methods import check_method, get_method
+        from stretto.tokens.asked import unread
 
-        if name:
-            check_method(name, self._lm.card.dialect)
-            self.method = name
-        say(f"method {get_method(self.method, self._lm.card.dialect).name}")
+        asked = self._lm.find_method(name or self.method)
+        self.method = name or self.method
+        unused = self._settings.params.set_of(unread(asked))
+        say(f"method {asked.name}" + (f", without {', '.join(unused)}" if unused else ""))
+
+    def _params(self, method: str) -> SamplingParams:
+        """The chat's settings; once it has gone over to another method than it began with, without
+        those that this one does not read."""
+        from stretto.tokens.asked import unread
+
+        params = self._settings.params
+        asked, first = (self._lm.find_method(name) for name in (method, self._settings.method))
+        return params if asked.name == first.name else params.without(unread(asked))
 
     def _clear(self, _: str) -> None:
         self.conversation.turns.clear()
@@ -195,7 +204,7 @@ class Chat:
 
         if not self.conversation.turns:
             raise InvalidInput("there is no answer to compare yet; ask something first")
-        turn, params = self.conversation.turns[-1], self._settings.params
+        turn = self.conversation.turns[-1]
         method = turn.completion.method
         if method == "sequential":
             raise InvalidInput("the last answer was sequential already; /method names another")
@@ -205,6 +214,7 @@ class Chat:
         with interruptible(PATIENCE) as is_interrupted:
             sides = _Sides(self._lm, self._view(asked, "sequential"), is_interrupted)
             try:
+                params = self._params(method)
                 ours, baseline = compare(sides, asked, params, method=method)
             except Exception as error:
                 raise told(error) from None

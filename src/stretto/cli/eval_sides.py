@@ -136,9 +136,8 @@ def load_sides(
 def _contestant(lm: LM, arm: Arm) -> Contestant:
     from stretto.eval.answers import Contestant
     from stretto.eval.restricted import blind, without
-    from stretto.methods import check_method
 
-    check_method(arm.method, lm.card.dialect)
+    lm.find_method(arm.method)
     return Contestant(without(lm if arm.joins else blind(lm), arm.without), arm.method)
 
 

@@ -26,7 +26,7 @@ from stretto.dialects.registers import DEFAULT_REGISTERS, register_forms
 from stretto.dialects.tags import TAG_FORMS
 from stretto.dialects.tip import TipMasks, TipSession, TipSettings
 from stretto.errors import UnknownName
-from stretto.params import SamplingParams
+from stretto.params import METHOD_FIELDS, THREAD_FIELDS, SamplingParams
 
 __all__ = ["DIALECTS", "Card", "Dialect", "DialectSettings", "Settings", "get_dialect"]
 
@@ -52,6 +52,8 @@ class Dialect:
     variants: tuple[str, ...] = ()
     """What a card's `variant` may be, of which it names one; its `convention` likewise."""
     conventions: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    """Those of `params.METHOD_FIELDS` that its sessions, or the runtime for them, read."""
     forms_of: Callable[[Card], Mapping[str, str]] | None = None
 
     def forms(self, card: Card) -> Mapping[str, str]:
@@ -222,17 +224,21 @@ def get_dialect(name: str) -> Dialect:
             _plain_sessions,
         )
     if name == "pasta":
-        return Dialect(name, TAG_FORMS, _parse_pasta, _pasta_sessions)
+        return Dialect(name, TAG_FORMS, _parse_pasta, _pasta_sessions, reads=THREAD_FIELDS)
     if name == "apar":
-        return Dialect(name, apar.TAG_FORMS, _parse_apar, _apar_sessions, ends_threads=True)
+        return Dialect(
+            name, apar.TAG_FORMS, _parse_apar, _apar_sessions, ends_threads=True,
+            reads=THREAD_FIELDS,
+        )  # fmt: skip
     if name == "tip":
         forms = _tip_forms(DialectSettings())
         return Dialect(name, forms, _parse_tip, _tip_sessions, forms_of=_tip_forms)
     if name == "pasta+tip":
         forms = _pasta_tip_forms(DialectSettings())
         return Dialect(
-            name, forms, _parse_pasta_tip, _pasta_tip_sessions, forms_of=_pasta_tip_forms
-        )
+            name, forms, _parse_pasta_tip, _pasta_tip_sessions, forms_of=_pasta_tip_forms,
+            reads=THREAD_FIELDS,
+        )  # fmt: skip
     if name == "planned":
         return Dialect(
             name,
@@ -241,5 +247,6 @@ def get_dialect(name: str) -> Dialect:
             _planned_sessions,
             variants=get_args(Variant),
             conventions=get_args(Convention),
+            reads=METHOD_FIELDS,
         )
     raise UnknownName("dialect", name, list(DIALECTS))

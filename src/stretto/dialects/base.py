@@ -92,7 +92,8 @@ class Session(Protocol):
 
     def feed(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
         """A token was drawn (never an end-of-sequence or stop id), and `thread.num_drawn` counts
-        it already. Must place it."""
+        it already. Must place it, or close the thread in its stead: one that goes beyond what the
+        session allows is counted as drawn, stands in no trace, and an issue names it."""
         ...
 
     def stopped(self, recorder: Recorder, thread: OpenThread, reason: str) -> list[Move]:
@@ -113,4 +114,13 @@ class Session(Protocol):
 
     def legal(self, recorder: Recorder, thread: OpenThread) -> Legal | None:
         """What the thread may draw next; None: anything. Ends of sequence are ids like others."""
+        ...
+
+
+@runtime_checkable
+class ResumingSession(Session, Protocol):
+    """A session whose moves may hold a `Resume`."""
+
+    def resumed(self, recorder: Recorder, thread: OpenThread) -> list[Move]:
+        """What the thread does now that the moves before its `Resume` are carried out."""
         ...

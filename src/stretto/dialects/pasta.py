@@ -185,7 +185,7 @@ class PastaSession:
     def _read_promise(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
         reader = self._reader(thread)
         if not reader.count:
-            self._begun[thread.name] = _next_place(thread)
+            self._begun[thread.name] = next_place(thread)
         if not reader.read(token):
             return [Place(token, markup=True, tentative=True)]
         begun, count = self._begun[thread.name], reader.count
@@ -228,7 +228,7 @@ class PastaSession:
         kinds: Mapping[str | None, TagKind] = _KINDS
         if name is None:
             return [Place(token)]
-        where = (thread.name, _next_place(thread))
+        where = (thread.name, next_place(thread))
         if name not in kinds:
             self._rules.issues.append(("unfinished-promise", where))
             return [Place(token)]
@@ -257,6 +257,6 @@ class PastaSession:
 _KINDS: Mapping[str | None, TagKind] = {ASYNC: "async", ASYNC_END: "async_end", SYNC: "sync"}
 
 
-def _next_place(thread: OpenThread) -> TagPlace:
+def next_place(thread: OpenThread) -> TagPlace:
     """Where the thread's next token will stand, if nothing is cut before it."""
     return thread.own.handle, len(thread.own.tokens)

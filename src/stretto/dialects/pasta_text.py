@@ -228,6 +228,11 @@ class TagWriter:
             self.offsets[key] = self._length
             self._run.append(token)
 
+    def end(self) -> int:
+        """Ends what is being written; the length of the text so far."""
+        self._flush()
+        return self._length
+
     def _flush(self) -> None:
         """Ends a run of text. A promise that is not complete is written as what it is so far."""
         ids = self._promise or self._run

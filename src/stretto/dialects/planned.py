@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stretto.dialects.base import Issue, Legal
-from stretto.dialects.pasta import TagPlace, child_name
+from stretto.dialects.pasta import TagPlace, child_name, next_place
 from stretto.dialects.planned_masks import MASK, PAD, PlannedMasks
 from stretto.dialects.tags import ASYNC, ASYNC_END, SYNC, TAG_FORMS, PromiseReader, Tag
 from stretto.effects import Close, Denoise, Join, Move, Place, Reveal, Wait
@@ -159,9 +159,9 @@ class PlannedSession:
         reader = self._reader
         if not reader.count:
             if self._num_promises + len(self._promised) >= self._caps.max_promises:
-                self._issues.append(("too-many-promises", self._begun))
+                self._issues.append(("too-many-promises", next_place(thread)))
                 return [*self._spans(recorder, thread)[0], Close("length")]
-            self._begun = thread.own.handle, len(thread.own.tokens)
+            self._begun = next_place(thread)
         if not reader.read(token):
             return [Place(token, markup=True, tentative=True)]
         self._promised.append(reader.tag(0, reader.count, self._settings.unit))
@@ -171,7 +171,7 @@ class PlannedSession:
     def _sync(self, recorder: Recorder, thread: OpenThread, token: int) -> list[Move]:
         is_last = self._round >= self._caps.max_rounds
         if is_last:
-            self._issues.append(("too-many-rounds", self._begun))
+            self._issues.append(("too-many-rounds", next_place(thread)))
         self._round += 1
         spans, is_whole, position = self._spans(recorder, thread)
         close = [] if is_whole and not is_last else [Close("length")]

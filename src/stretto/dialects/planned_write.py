@@ -31,22 +31,33 @@ def to_text(
     those of a promise that of its tag. A block without an end gets one, and what was not written
     of it is left out.
     """
-    writer = RoundWriter(vocabulary, settings)
-    response = trace.response
-    plans = [i for i, segment in enumerate(response) if segment.kind == "causal"]
-    for at, end in pairwise([*plans, len(response)]):
-        writer.write(response[at], response[at + 1 : end])
-    writer.tags.enter(None)
-    return "".join(writer.tags.pieces), writer.tags.offsets
+    writer = RoundWriter.of(trace, vocabulary, settings)
+    return writer.text, writer.tags.offsets
 
 
 class RoundWriter:
-    """Turns the rounds of a trace into annotated text, in order."""
+    """Turns the rounds of a trace into annotated text, in order. `ends`: by a plan's segment id,
+    where in the text the plan ends."""
 
     def __init__(self, vocabulary: Vocabulary, settings: PlannedSettings) -> None:
         self.tags = TagWriter(vocabulary, settings.unit)
+        self.ends: dict[int, int] = {}
         self._control = vocabulary.control
         self._num_promises = 0
+
+    @classmethod
+    def of(cls, trace: Trace, vocabulary: Vocabulary, settings: PlannedSettings) -> RoundWriter:
+        """One that has written the whole trace."""
+        writer, response = cls(vocabulary, settings), trace.response
+        plans = [i for i, segment in enumerate(response) if segment.kind == "causal"]
+        for at, end in pairwise([*plans, len(response)]):
+            writer.write(response[at], response[at + 1 : end])
+        writer.tags.enter(None)
+        return writer
+
+    @property
+    def text(self) -> str:
+        return "".join(self.tags.pieces)
 
     def write(self, plan: Segment, spans: Sequence[Segment]) -> None:
         """Writes a round, whose spans are given in the order of their promises."""
@@ -61,6 +72,7 @@ class RoundWriter:
                 if span is not None:
                     self._write_span(span)
                     self.tags.enter(plan.thread)
+        self.ends[plan.id] = self.tags.end()
         for span in left.values():
             self._write_span(span)
 
@@ -78,11 +90,19 @@ def described(
     issues: Sequence[tuple[str, tuple[int, int]]],
 ) -> tuple[str, tuple[Issue, ...]]:
     """The text form of a trace that was decoded, and what is malformed in it: these `issues`, at
-    tokens by (segment id, index), and what its ids show. How long a span is was the runtime's
-    choice, and is no issue."""
-    text, offsets = to_text(trace, vocabulary, settings)
+    tokens by (segment id, index), and what its ids show. An index beyond a plan's last token is
+    main's next one. How long a span is was the runtime's choice, and is no issue."""
+    writer = RoundWriter.of(trace, vocabulary, settings)
+    text, offsets = writer.text, writer.tags.offsets
+    plans = [segment.id for segment in trace.response if segment.kind == "causal"]
+
+    def place(key: tuple[int, int]) -> int:
+        later = [(plan, 0) for plan in plans if plan > key[0]]
+        known = (k for k in (key, *later) if k in offsets)
+        return next((offsets[k] for k in known), writer.ends.get(key[0], 0))
+
     keys = list(offsets)
     ids = [trace.segments[segment].tokens[index] for segment, index in keys]
     found = parse_ids([], ids, vocabulary, settings).issues
     at_ids = [(i.code, keys[i.at]) for i in found if i.code not in DECODED]
-    return text, in_order([Issue(code, offsets.get(key, 0)) for code, key in [*issues, *at_ids]])
+    return text, in_order([Issue(code, place(key)) for code, key in [*issues, *at_ids]])

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 def describe_side(lm: LM, name: str, method: str) -> dict[str, Any]:
     """A side of a run as JSON. `name`: as the model was asked for. `scored_by`: identities of the
     judges it was trained to please."""
-    from stretto.methods import get_method
     from stretto.models.fingerprint import fingerprint
 
     folder = folder_of(name)
@@ -22,7 +21,7 @@ def describe_side(lm: LM, name: str, method: str) -> dict[str, Any]:
         "model": told_name(name),
         "fingerprint": None if folder is None else fingerprint(folder),
         "dialect": lm.card.dialect,
-        "method": get_method(method, lm.card.dialect).name,
+        "method": lm.find_method(method).name,
         "scored_by": [] if folder is None else judges_of(folder),
     }
 

@@ -2,6 +2,8 @@
 
 A method turns a chat into prompt ids and a session; the runtime does the rest. One that hides what
 a model may see brings a policy as well, and settings, which stand after its name (`spelling`).
+A method may name in `reads` those of `params.METHOD_FIELDS` that it reads; without it, it reads
+none of them, and a request that sets one is refused.
 """
 
 from __future__ import annotations
@@ -15,17 +17,19 @@ if TYPE_CHECKING:
     from stretto.dialects.base import Session
     from stretto.engines.base import Extra
     from stretto.lm import LM
+    from stretto.methods.diffusion import Window
     from stretto.params import SamplingParams
     from stretto.runtime.policy import Policy
 
 AUTO = "auto"
-"""The model's own way: its dialect if it has one, else sequential decoding."""
+"""The model's own way: the windows it was trained in, or its dialect, or else sequential
+decoding."""
 
 EVICTING = ("streaming_llm", "paged_h2o", "random_evict", "window")
 """Methods that keep to a budget of visible tokens."""
 
 DIFFUSION = "diffusion"
-"""Of models that write blocks: no plan, and all of a window is one block, or several."""
+"""Of models that were trained so: no plan, and all of a window is one block, or several."""
 
 WITH_BLOCKS = ("planned",)
 """Dialects whose models may be run by it."""
@@ -82,9 +86,21 @@ def check_method(method: str | Method, dialect: str | None = None) -> None:
         refuse(name, key)
 
 
-def get_method(method: str | Method, dialect: str) -> Method:
+def get_method(method: str | Method, dialect: str, window: Window | None = None) -> Method:
     """The method of a name, or of a text with settings, for a model of `dialect`; one that is
-    given as an object is that. Raises `UnknownName` and `InvalidInput`."""
+    given as an object is that. `window`: the model was trained to answer in it, and in no other
+    way. Raises `UnknownName` and `InvalidInput`."""
+    from stretto.methods.diffusion import Diffusion, check_window
+
+    if window is not None and method == AUTO:
+        return Diffusion.of(window)
+    found = _method(method, dialect)
+    if window is not None:
+        check_window(found, window)
+    return found
+
+
+def _method(method: str | Method, dialect: str) -> Method:
     from stretto.methods.dense import Dense
     from stretto.methods.native import Native
     from stretto.methods.sequential import Sequential

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stretto.dialects import get_dialect
+
 if TYPE_CHECKING:
     from stretto.dialects.base import Session
     from stretto.lm import LM
@@ -17,6 +19,10 @@ class Native:
     """Decodes a self-orchestrating model in the dialect it was trained in."""
 
     name: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return get_dialect(self.name).reads
 
     def start(
         self, lm: LM, prompt: Sequence[dict[str, str]] | str, params: SamplingParams

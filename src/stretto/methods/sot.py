@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from stretto.dialects.plain import PlainSession
 from stretto.effects import Close, Cut, Evict, Fork, Move, Place, Wait
 from stretto.errors import InvalidInput, Unsupported
 from stretto.methods.outline import OutlineReader
+from stretto.params import THREAD_FIELDS
 from stretto.recorder import MAIN, OpenThread, Recorder
 from stretto.runtime.text import Detokenizer
 
@@ -79,6 +80,8 @@ class SkeletonOfThought:
     Of an outline with more points than the request may fork, the first ones are used, and an
     outline that would not fit the model's positions or the pool is never asked for.
     """
+
+    reads: ClassVar[tuple[str, ...]] = THREAD_FIELDS
 
     name: str = "sot"
     max_points: int = MAX_POINTS

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stretto.dialects.base import Legal
+from stretto.dialects.base import Session
 from stretto.recorder import Recorder
 from stretto.runtime import events
 from stretto.runtime.denoiser import Denoiser
 from stretto.runtime.lane import Lane
-from stretto.runtime.quick import Rows
 
 
 class Blocks:
@@ -26,12 +25,20 @@ class Blocks:
             lane for lane in self._lanes.values() if lane.block is not None and lane.thread.is_open
         ]
 
-    def write(
-        self, lane: Lane, block: Denoiser, logits: Rows, legal: Legal | None, *, step: int
-    ) -> None:
-        """Writes what a pass has drawn of a lane's block."""
-        places = block.write(self._recorder, lane.thread, logits, legal, step=step)
-        self.announce(lane, block, places, step)
+    def write(self, session: Session, *, step: int) -> bool:
+        """Writes what a pass draws of the blocks whose rows it has fed; whether there are any. All
+        draws are from what the pass was fed: none depends on which block comes first."""
+        drawn = []
+        for lane in self._lanes.values():
+            if lane.block is not None and lane.logits is not None:
+                legal = session.legal(self._recorder, lane.thread)
+                given = lane.block.draw(self._recorder, lane.thread, lane.logits, legal)
+                drawn.append((lane, lane.block, given))
+                lane.logits = None
+        for lane, block, tokens in drawn:
+            places = block.write(self._recorder, lane.thread, tokens, step=step)
+            self.announce(lane, block, places, step)
+        return bool(drawn)
 
     def announce(self, lane: Lane, block: Denoiser, places: list[int], step: int) -> None:
         """Emits what a pass has written; nothing of a block that begins."""
@@ -44,7 +51,7 @@ class Blocks:
                 length=block.effect.length,
                 indices=tuple(places),
                 tokens=tuple(own.tokens[first + place] for place in places),
-                num_left=len(block.left),
+                num_left=len(block.masked),
                 step=step,
             )
         )

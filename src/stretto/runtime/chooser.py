@@ -99,22 +99,22 @@ class Chooser:
 
 class SeenIds:
     """Response ids visible to a thread: what its repetition penalty is about. Brought forward by
-    what the thread has placed, and gathered anew when its view has changed."""
+    what the thread has placed, and gathered anew when its view has changed, or in a block with
+    every pass, which writes in what is seen."""
 
     def __init__(self) -> None:
-        self._view: tuple[int, int] | None = None
+        self._view: tuple[int, int, int] | None = None
         self._ids: set[int] = set()
         self._num_own = 0
 
     def of(self, recorder: Recorder, thread: OpenThread) -> set[int]:
-        own, view = thread.own, (thread.bits, thread.own.handle)
+        own = thread.own
+        view = thread.bits, own.handle, own.num_passes
         if view != self._view:
             self._view, self._num_own = view, 0
             segments = [recorder.segments[handle] for handle in thread.sees]
             self._ids = {i for s in segments if _is_response(s) for i in s.tokens}
         if _is_response(own):
-            if own.kind == "block":  # which is not written in order
-                self._num_own = 0
             self._ids.update(own.tokens[self._num_own :])
             self._num_own = len(own.tokens)
         return self._ids

@@ -1,7 +1,7 @@
 """Writing a block: which of its tokens are drawn in a pass, from what, and which of them stay.
 
 A pass writes some of the tokens that are not written yet: as many as the schedule says, those of
-the best score (`select`), or all whose drawn value is likely enough. Scores and likelihoods are of
+the best score (`best`), or all whose drawn value is likely enough. Scores and likelihoods are of
 the model's own distribution in float32, untempered, illegal ids removed; temperature and filters
 change only what is drawn.
 """
@@ -9,13 +9,14 @@ change only what is drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from stretto.dialects.base import Legal
 from stretto.effects import Denoise
@@ -28,7 +29,7 @@ CHUNK = 64
 """Rows whose probabilities are in memory at once."""
 
 
-def num_passes(length: int, steps_ratio: float) -> int:
+def scheduled_passes(length: int, steps_ratio: float) -> int:
     """The passes of a block of `length` tokens: ceil(r L), the ratio as it is written."""
     return max(1, math.ceil(Fraction(str(steps_ratio)) * length))
 
@@ -38,32 +39,20 @@ def num_written(length: int, passes: int, done: int) -> int:
     return done * length // passes
 
 
-def select(
-    scores: Doubles, likelihoods: Doubles, *, count: int, threshold: float | None = None
-) -> list[int]:
-    """Which places are written, rising: the `count` of highest score or, with a threshold, all
-    that are at least so likely; at least one. A tie goes to the first one, and what is no number
-    comes last."""
+def best(scores: Doubles, count: int) -> list[int]:
+    """The `count` places of highest score, one at least, rising. A tie goes to the first one, and
+    what is no number comes last."""
     order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), kind="stable")
-    if threshold is None:
-        return sorted(order[: max(1, count)].tolist())
-    likely = np.flatnonzero(likelihoods >= threshold).tolist()
-    return likely or order[:1].tolist()
+    return sorted(order[: max(1, count)].tolist())
 
 
 class Distributions:
-    """The model's distributions over the legal ids, one a row of logits, in float32.
-
-    `entropies` in nats; `margins`: how much likelier the likeliest id is than the next one.
-    """
+    """The model's distributions over the legal ids, one a row of logits, in float32. Each figure
+    is computed when it is asked for: some are much work for what few ways of writing read."""
 
     def __init__(self, logits: Rows, is_legal: NDArray[np.bool_]) -> None:
         self._logits = logits
         self._is_legal = is_legal
-        starts = range(0, len(logits), CHUNK)
-        parts = [self._measure(logits[start : start + CHUNK]) for start in starts]
-        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        self._peaks, self._log_sums, self.entropies, self.margins = columns
 
     def is_legal(self, token: int) -> bool:
         return bool(self._is_legal[token])
@@ -72,120 +61,151 @@ class Distributions:
         """The logits of a row, -inf where an id is illegal."""
         return np.where(self._is_legal, self._logits[index], np.float32(-np.inf))
 
-    def logprob(self, index: int, token: int) -> float:
-        """That of a legal id in a row."""
-        shifted = float(self._logits[index, token]) - float(self._peaks[index])
-        return shifted - float(self._log_sums[index])
+    def entropies(self) -> Doubles:
+        """Of all rows, in nats."""
+        return self._of_rows(range(len(self._logits)), _entropies)
 
-    def _measure(self, logits: Rows) -> tuple[Doubles, Doubles, Doubles, Doubles]:
-        rows = torch.from_numpy(np.where(self._is_legal, logits, np.float32(-np.inf)))
-        peaks = rows.amax(dim=-1)
-        logprobs = torch.log_softmax(rows, dim=-1)
-        log_sums = -logprobs.amax(dim=-1)
-        probabilities = logprobs.exp()
-        entropies = torch.special.entr(probabilities).sum(dim=-1)
-        two = probabilities.topk(min(2, rows.shape[1]), dim=-1).values
-        found = (peaks, log_sums, entropies, two[:, 0] - two[:, -1])
-        first, second, third, fourth = (x.double().numpy() for x in found)
-        return first, second, third, fourth
+    def margins(self) -> Doubles:
+        """How much likelier the likeliest id is than the next one, of all rows."""
+        return self._of_rows(range(len(self._logits)), _margins)
+
+    def logprobs(self, tokens: Mapping[int, int]) -> Doubles:
+        """Those of the legal ids that are given by row, in this order."""
+        at = list(tokens)
+        logits = self._logits[at, list(tokens.values())].astype(np.float64)
+        return logits - self._of_rows(at, _log_sums)
+
+    def _of_rows(self, at: Sequence[int], measure: Callable[[Tensor], Tensor]) -> Doubles:
+        """A number a row, of a few rows at a time."""
+        found = []
+        for start in range(0, len(at), CHUNK):
+            few = self._logits[list(at[start : start + CHUNK])]
+            rows = torch.from_numpy(np.where(self._is_legal, few, np.float32(-np.inf)))
+            found.append(measure(rows).double().numpy())
+        return np.concatenate(found) if found else np.zeros(0)
+
+
+def _log_sums(rows: Tensor) -> Tensor:
+    """Logarithms of the sums of exponentials: float32 sums beside a peak, added in float64."""
+    return rows.amax(dim=-1).double() - torch.log_softmax(rows, dim=-1).amax(dim=-1).double()
+
+
+def _entropies(rows: Tensor) -> Tensor:
+    return torch.special.entr(torch.softmax(rows, dim=-1)).sum(dim=-1)
+
+
+def _margins(rows: Tensor) -> Tensor:
+    two = torch.softmax(rows, dim=-1).topk(min(2, rows.shape[1]), dim=-1).values
+    return two[:, 0] - two[:, -1]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token of a block that a pass writes, and its log-probability."""
+
+    token: int
+    logprob: float
 
 
 @dataclass(slots=True, eq=False)
 class Denoiser:
-    """Writes one block. `left` are the places not written yet, among those to be written, rising;
-    `logprobs` those of what was drawn, by the token's index in its segment, as it was drawn."""
+    """Writes one block. `masked` are the places not written yet, rising; `logprobs` those of what
+    was drawn, by the token's index in its segment, as it was drawn."""
 
     effect: Denoise
     params: SamplingParams
     chooser: Chooser
-    left: list[int] = field(init=False)
+    masked: list[int] = field(init=False)
     logprobs: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.left = list(range(self.effect.length))
+        self.masked = list(range(self.effect.length))
         if self.effect.shifted and not self.effect.before:
             raise ValueError("no row of the block predicts its first token")
 
     @property
     def is_done(self) -> bool:
-        return not self.left
+        return not self.masked
 
     def rows(self) -> tuple[int, ...]:
         """The rows of the block, from its first token, that predict what is not written yet."""
         first = len(self.effect.before) - int(self.effect.shifted)
-        return tuple(first + place for place in self.left)
+        return tuple(first + place for place in self.masked)
 
-    def write(
-        self,
-        recorder: Recorder,
-        thread: OpenThread,
-        logits: Rows,
-        legal: Legal | None,
-        *,
-        step: int,
-    ) -> list[int]:
-        """One pass: `logits` are those of `rows()`. The places that it has written, rising."""
+    def draw(
+        self, recorder: Recorder, thread: OpenThread, logits: Rows, legal: Legal | None
+    ) -> dict[int, Drawn]:
+        """What one pass writes, by place, rising; `logits` are those of `rows()`. Writes nothing
+        yet, but counts the pass."""
         thread.own.num_passes += 1
         given = Distributions(logits, self._is_legal(legal, logits.shape[1]))
-        tokens = self._choose(recorder, thread, given)
-        written = [self.left[i] for i in tokens]
-        for i, place in zip(tokens, written, strict=True):
-            index, token = len(self.effect.before) + place, tokens[i]
-            self.logprobs[index] = given.logprob(i, token)
+        tokens, logprobs = self._choose(recorder, thread, given)
+        drawn = zip(tokens.items(), logprobs.tolist(), strict=True)
+        return {self.masked[i]: Drawn(token, logprob) for (i, token), logprob in drawn}
+
+    def write(
+        self, recorder: Recorder, thread: OpenThread, drawn: Mapping[int, Drawn], *, step: int
+    ) -> list[int]:
+        """Writes what a pass has drawn. The places that it has written, rising."""
+        for place, own in drawn.items():
+            index = len(self.effect.before) + place
+            self.logprobs[index] = own.logprob
             thread.num_drawn += 1
-            is_filler = token == self.effect.filler
-            recorder.rewrite(thread, index, token, origin="sampled", markup=is_filler, step=step)
-        stays = set(written)
-        self.left = [place for place in self.left if place not in stays]
-        return sorted([*written, *self._finish_early(recorder, thread)])
+            is_filler = own.token == self.effect.filler
+            recorder.rewrite(
+                thread, index, own.token, origin="sampled", markup=is_filler, step=step
+            )
+        self.masked = [place for place in self.masked if place not in drawn]
+        return sorted([*drawn, *self._finish_early(recorder, thread)])
 
     # -- internals -----------------------------------------------------------------------------
 
     def _is_legal(self, legal: Legal | None, size: int) -> NDArray[np.bool_]:
-        """Of each id, whether it may be written; a mask may not."""
+        """Of each id, whether it may be written: no mask, and no stop id, which ends nothing that
+        is not written in order."""
         is_legal = np.full(size, legal is None)
         if legal is not None:
             is_legal[: len(legal.mask)] = legal.mask[:size]
-        is_legal[self.effect.mask] = False
+        is_legal[[self.effect.mask, *self.params.stop_ids]] = False
         return is_legal
 
     def _choose(
         self, recorder: Recorder, thread: OpenThread, given: Distributions
-    ) -> dict[int, int]:
-        """What the pass writes: indices into `left`, rising, each with a token. Drawn are all
-        tokens only where what they are decides which of them stay."""
+    ) -> tuple[dict[int, int], Doubles]:
+        """What the pass writes: indices into `masked`, rising, each with a token, and the tokens'
+        log-probabilities. Drawn are all tokens only where what they are decides which stay."""
 
         def draw(indices: Iterable[int]) -> dict[int, int]:
             return {i: self._draw(recorder, thread, given, i) for i in indices}
 
-        tokens: dict[int, int] = {}
-        logprobs = np.zeros(len(self.left))
-        if self.params.threshold is not None or self.params.order == "confidence":
-            tokens = draw(range(len(self.left)))
-            logprobs = np.array([given.logprob(i, token) for i, token in tokens.items()])
-        kept = select(
-            self._scores(given, logprobs, thread),
-            np.exp(logprobs),
-            count=self._num_due(thread),
-            threshold=self.params.threshold,
-        )
-        return {i: tokens[i] for i in kept} if tokens else draw(kept)
+        threshold, order = self.params.threshold, self.params.order
+        if threshold is None and order != "confidence":
+            tokens = draw(best(self._scores(given, thread), self._num_due(thread)))
+            return tokens, given.logprobs(tokens)
+        tokens = draw(range(len(self.masked)))
+        logprobs = given.logprobs(tokens)
+        kept: list[int] = []
+        if threshold is not None:
+            kept = np.flatnonzero(np.exp(logprobs) >= threshold).tolist()
+        if not kept:
+            scores = logprobs if order == "confidence" else self._scores(given, thread)
+            kept = best(scores, 1 if threshold is not None else self._num_due(thread))
+        return {i: tokens[i] for i in kept}, logprobs[kept]
 
     def _num_due(self, thread: OpenThread) -> int:
         length = self.effect.length
-        passes = num_passes(length, self.params.steps_ratio)
-        return num_written(length, passes, thread.own.num_passes) - (length - len(self.left))
+        passes = scheduled_passes(length, self.params.steps_ratio)
+        return num_written(length, passes, thread.own.num_passes) - (length - len(self.masked))
 
-    def _scores(self, given: Distributions, logprobs: Doubles, thread: OpenThread) -> Doubles:
+    def _scores(self, given: Distributions, thread: OpenThread) -> Doubles:
+        """Of all that is masked, where what is drawn does not count; the best is written first."""
         match self.params.order:
             case "entropy":
-                return -given.entropies
-            case "confidence":
-                return logprobs
+                return -given.entropies()
             case "margin":
-                return given.margins
+                return given.margins()
             case _:
-                places = (self._counter(thread, place) for place in self.left)
+                places = (self._counter(thread, place) for place in self.masked)
                 return np.array([self.chooser.number(thread.name, *p, "order") for p in places])
 
     def _counter(self, thread: OpenThread, place: int) -> tuple[int, int, int]:
@@ -197,7 +217,7 @@ class Denoiser:
     def _draw(
         self, recorder: Recorder, thread: OpenThread, given: Distributions, index: int
     ) -> int:
-        place = self.left[index]
+        place = self.masked[index]
         token = self.chooser.scripted(thread.name, place)
         if token is None or not given.is_legal(token):
             row, counter = given.row(index), self._counter(thread, place)
@@ -207,11 +227,11 @@ class Denoiser:
     def _finish_early(self, recorder: Recorder, thread: OpenThread) -> list[int]:
         """Where all before a filler is written, what follows it is filler; the places."""
         first, filler = len(self.effect.before), self.effect.filler
-        if not (self.params.early_finish and self.left) or filler is None:
+        if not (self.params.early_finish and self.masked) or filler is None:
             return []
-        if filler not in thread.own.tokens[first : first + self.left[0]]:
+        if filler not in thread.own.tokens[first : first + self.masked[0]]:
             return []
-        filled, self.left = self.left, []
+        filled, self.masked = self.masked, []
         for place in filled:
             recorder.rewrite(
                 thread, first + place, filler, origin="injected", markup=True, step=None

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from jaxtyping import Float
 from torch import Tensor
 
-from stretto.dialects.base import Session
-from stretto.effects import Close, Denoise, Evict, Fork, Join, Move, Place, Reveal, Wait
+from stretto.dialects.base import ResumingSession, Session
+from stretto.effects import Close, Denoise, Evict, Fork, Join, Move, Place, Resume, Reveal, Wait
 from stretto.errors import Unsupported
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN, OpenThread, Recorder
@@ -152,17 +152,13 @@ class Request:
         self.step += 1
         if self.timing.first_token is None:
             self.timing.first_token = time.perf_counter()
-        self._has_written = self._has_new_blocks = False
-        is_short = False
+        self._has_new_blocks = is_short = False
+        self._has_written = self._blocks.write(self.session, step=self.step)
         for lane in list(self._lanes.values()):
             logits, lane.logits = lane.logits, None
             if logits is None:
                 continue
-            if lane.block is not None:
-                legal = self.session.legal(self.recorder, lane.thread)
-                self._blocks.write(lane, lane.block, logits, legal, step=self.step)
-                self._has_written = True
-            elif self.remaining_budget <= 0:
+            if self.remaining_budget <= 0:
                 is_short = True
             else:
                 self._draw(lane, logits[0])
@@ -197,10 +193,10 @@ class Request:
         while progress:
             progress = False
             for lane in list(self._lanes.values()):
-                before = len(lane.moves)
+                before = lane.moves.copy()
                 if before:
                     self._pump(lane)
-                    progress = progress or len(lane.moves) < before
+                    progress = progress or lane.moves != before
 
     def _pump(self, lane: Lane) -> None:
         thread = lane.thread
@@ -212,12 +208,20 @@ class Request:
                 lane.moves.popleft()
                 continue
             lane.moves.popleft()
-            self._carry_out(lane, move)
+            if isinstance(move, Resume):
+                lane.moves.extendleft(reversed(self._resumed(thread)))
+            else:
+                self._carry_out(lane, move)
         if not thread.is_open:
             return
         is_capped = thread.remaining is not None and thread.remaining <= 0
         if is_capped or self.recorder.at_last_position(thread):
             self._stop_short(lane)
+
+    def _resumed(self, thread: OpenThread) -> list[Move]:
+        if not isinstance(self.session, ResumingSession):
+            raise TypeError(f"{type(self.session).__name__} cannot be resumed")
+        return self.session.resumed(self.recorder, thread)
 
     def _stop_short(self, lane: Lane) -> None:
         """The thread has no token or no position left."""
@@ -255,8 +259,8 @@ class Request:
                 recorder.apply(thread, move)
                 event = events.Evicted(thread.name, move.segment, num_tokens, self.step)
                 self.log.emit(event)
-            case Wait():
-                raise AssertionError("a Wait is honoured before its turn comes")
+            case Wait() | Resume():
+                raise AssertionError(f"{move!r} is honoured before its turn comes")
             case _:
                 try:
                     recorder.apply(thread, move)

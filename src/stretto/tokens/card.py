@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from tokenizers import Tokenizer
@@ -15,6 +15,9 @@ from stretto.dialects.registers import DEFAULT_REGISTERS, MAX_REGISTERS
 from stretto.errors import InvalidInput
 from stretto.files import parse_json, write_atomically
 from stretto.tokens.control import control_content
+
+if TYPE_CHECKING:
+    from stretto.methods.diffusion import Window
 
 CARD = "stretto.json"
 FORMAT: Final = 1
@@ -28,7 +31,9 @@ class ModelCard(BaseModel):
     tokenizer has at those ids; a control id not named there is a row beyond the tokenizer.
     `unit`: tokens that a promise's number counts. `policy` and `fixed_length`: positions, as the
     dialect defines them. `num_registers` and `grace`: of a dialect with registers. `variant` and
-    `convention`: of a dialect that has them, which must be named. `notes`: free text for people.
+    `convention`: of a dialect that has them, which must be named. `window` and `block`: the model
+    was trained to answer without a plan, in one block of `window` tokens, or in such of `block` one
+    after the other; without them it was trained to plan. `notes`: free text for people.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -44,6 +49,8 @@ class ModelCard(BaseModel):
     grace: bool = False
     variant: Literal["sparse", "dense"] | None = None
     convention: Literal["shifted", "aligned"] | None = None
+    window: int | None = Field(default=None, ge=1)
+    block: int | None = Field(default=None, ge=1)
     notes: str = ""
 
     @model_validator(mode="after")
@@ -64,7 +71,25 @@ class ModelCard(BaseModel):
             raise ValueError(f"a control id is above {MAX_ID}")
         self._check_choice("variant", self.variant, get_dialect(self.dialect).variants)
         self._check_choice("convention", self.convention, get_dialect(self.dialect).conventions)
+        self._check_window()
         return self
+
+    def _check_window(self) -> None:
+        if self.window is not None and not get_dialect(self.dialect).variants:
+            raise ValueError(f"dialect {self.dialect} writes no blocks, so it has no window")
+        if self.block is not None and self.window is None:
+            raise ValueError(f"block {self.block} is the part of a window, and there is none")
+        try:
+            _ = self.own_window
+        except InvalidInput as error:
+            raise ValueError(str(error)) from None
+
+    @property
+    def own_window(self) -> Window | None:
+        """What the model was trained to answer in; None if it plans, or writes no blocks."""
+        from stretto.methods.diffusion import Window
+
+        return None if self.window is None else Window.of(self.window, self.block)
 
     def _check_choice(self, name: str, value: str | None, known: tuple[str, ...]) -> None:
         if value is not None and not known:
