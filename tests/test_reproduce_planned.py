@@ -1,19 +1,18 @@
 """The planned experiment: stages whose commands parse and find what they read; rows of all forms;
-figures and claims of made-up answers."""
+answers that are given once, in an order of each problem's own."""
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
-import random
-import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from planned_scripts import PLANNED, loaded
 
 from stretto import LM, cli
 from stretto.data.markup import chunks_of, stripped
@@ -22,39 +21,21 @@ from stretto.eval.multipart import problems
 from stretto.models.tiny import make_tiny
 from stretto.tokens import ModelCard
 
-PLANNED = Path(__file__).resolve().parents[1] / "benchmarks" / "planned"
 SIZES = ("NORMAL", "FULL", "QUICK")
-SCRIPTS = ("stages", "cells", "prepare", "answers", "figures", "report")
 
 
 @pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """The experiment's scripts by name; other experiments have scripts of the same names."""
-    monkeypatch.syspath_prepend(str(PLANNED))
-    before = {name: sys.modules.pop(name, None) for name in SCRIPTS}
-    yield {name: _load(name) for name in ("cells", "answers", "figures", "prepare", "stages")}
-    for name, module in before.items():
-        sys.modules.pop(name, None)
-        if module is not None:
-            sys.modules[name] = module
-
-
-def _load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, PLANNED / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+def scripts() -> Iterator[dict[str, Any]]:
+    with loaded() as found:
+        yield found
 
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_commands_parse_and_read_what_stages_before_them_made(
     sizes: str, scripts: dict[str, Any]
 ) -> None:
-    cells = scripts["cells"]
-    found = scripts["stages"].stages_of(getattr(scripts["stages"], sizes))
+    cells, module = scripts["cells"], scripts["stages"]
+    found = module.stages_of(getattr(module, sizes))
     assert len({stage.name for stage in found}) == len(found)
     assert all(stage.minutes <= 40 for stage in found)
     made = {f"data/start-{start}" for start in cells.STARTS}
@@ -72,9 +53,43 @@ def test_commands_parse_and_read_what_stages_before_them_made(
                 made.add(stage.folder)
             else:
                 assert (PLANNED / command[1]).is_file()
+                given = scripts[command[1].removesuffix(".py")].parser().parse_args(command[2:])
+                made.add(str(given.out))
+                assert "answers" not in given or str(given.answers) in made
             if "--cells" in command:
-                asked = scripts["answers"].cells_of(option["--cells"])
-                assert {cell.arm for cell in asked} <= made
+                assert needed(option["--cells"], scripts) <= made
+    assert "report" in made
+
+
+def needed(ways: str, scripts: dict[str, Any]) -> set[str]:
+    """Models that the ways are of, and the file that names them."""
+    if ways.startswith("chosen="):
+        return {*scripts["cells"].ARMS, ways.removeprefix("chosen=")}
+    return {cell.arm for cell in scripts["answers"].cells_of(ways)}
+
+
+def test_no_problem_is_answered_twice_in_the_same_way(scripts: dict[str, Any]) -> None:
+    """All test problems are other ones than those that ways are chosen on, and than each other."""
+    answers, stages = scripts["answers"], scripts["stages"]
+    asked: Counter[tuple[str, str, int]] = Counter()
+    for stage in stages.stages_of(stages.NORMAL):
+        for command in stage.commands:
+            if command[1] == "answers.py":
+                given = answers.parser().parse_args(command[2:])
+                ways = "less" if given.cells.startswith("compute") else "all"
+                numbers = range(given.first, given.first + given.num)
+                asked.update((given.split, ways, number) for number in numbers)
+    sizes = stages.NORMAL
+    assert set(asked.values()) == {1}
+    assert sum(split == "valid" for split, _, _ in asked) == sizes.valid
+    assert sum(key[:2] == ("test", "all") for key in asked) == sizes.test + sizes.more
+
+
+def test_the_whole_experiment_takes_some_four_hours(scripts: dict[str, Any]) -> None:
+    stages = scripts["stages"]
+    found = stages.stages_of(stages.NORMAL)
+    assert sum(stage.minutes for stage in found) <= 4.5 * 60
+    assert all(stage.minutes <= 35 for stage in found)
 
 
 def test_arms_differ_in_nothing_but_what_they_are_named_for(scripts: dict[str, Any]) -> None:
@@ -91,6 +106,19 @@ def test_arms_differ_in_nothing_but_what_they_are_named_for(scripts: dict[str, A
     assert len(kinds) == 1
 
 
+def test_all_that_write_blocks_have_the_same_knobs(scripts: dict[str, Any]) -> None:
+    cells = scripts["cells"]
+    knobs = {
+        arm: {c.knob for c in cells.CELLS if c.arm == arm and not c.knob.startswith("length")}
+        for arm in ("sparse", "dense", "diffusion", "blocks")
+    }
+    assert knobs["sparse"] == knobs["dense"]
+    assert knobs["diffusion"] == knobs["blocks"] == knobs["sparse"] - {"finish=early"}
+    assert len(knobs["blocks"]) == 12
+    bare = [c for c in cells.CELLS if c.arm in ("diffusion", "blocks")]
+    assert all(cell.params["early_finish"] for cell in bare)
+
+
 def test_cells_are_ways_that_there_are(scripts: dict[str, Any]) -> None:
     from stretto import SamplingParams
     from stretto.methods import check_method
@@ -103,8 +131,8 @@ def test_cells_are_ways_that_there_are(scripts: dict[str, Any]) -> None:
         arm = cells.ARMS[cell.arm.removesuffix("-0.5")]
         dialect = arm.options[1] if "--dialect" in arm.options else "plain"
         check_method(cell.method, dialect)
-    groups = {cell.group for cell in every}
-    assert groups == set(cells.ARMS)
+    assert {cell.arm for cell in cells.CELLS} == set(cells.ARMS)
+    assert {cell.group for cell in every} == set(cells.ARMS) - {cells.LONGER}
 
 
 def test_rows_of_all_forms_are_of_the_same_problems(scripts: dict[str, Any]) -> None:
@@ -141,64 +169,87 @@ def test_first_models_share_their_weights(scripts: dict[str, Any], tmp_path: Pat
     assert found["planned"].card.dialect == "planned"
 
 
-def test_answers_are_given_once(scripts: dict[str, Any], tmp_path: Path) -> None:
-    """In two ways, by a model of random weights; a second run finds nothing to do."""
-    answers, cells = scripts["answers"], scripts["cells"]
+def test_answers_are_given_once(
+    scripts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two ways, by a model of random weights; a second run finds nothing to do, and one after a
+    kill does all of the problem that was not finished, and puts aside what there was."""
+    answers, out = scripts["answers"], tmp_path / "answers.jsonl"
+    save_random(scripts, tmp_path / "sparse" / "model")
+    few = few_of(scripts, "sparse tau=0.5", "sparse r=0.0625")
+    asked = problems(1, 2, "test")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(answers, "MAX_TOKENS", 80)
+    answers.answer_all(few, asked, out)
+    before = out.read_bytes()
+    answers.answer_all(few, asked, out)
+    assert out.read_bytes() == before
+    lines = before.splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines]
+    assert Counter(row["cell"] for row in rows) == {few[0].name: 2, few[1].name: 2}
+    assert all(row["steps"] > 0 and row["seconds"] > 0 for row in rows)
+    out.write_bytes(b"".join(lines[:3]))
+    answers.answer_all(few, asked, out)
+    again = [json.loads(line) for line in out.read_bytes().splitlines()]
+    assert again[:2] == rows[:2]
+    assert [(r["cell"], r["text"]) for r in again] == [(r["cell"], r["text"]) for r in rows]
+    assert out.with_suffix(".unfinished").read_bytes() == lines[2]
+
+
+def save_random(scripts: dict[str, Any], folder: Path) -> None:
     prepare = scripts["prepare"]
     symbols = prepare.vocabulary_of(list(prepare.rows_in("pasta", 60, 0, len)))
-    made = make_tiny("tiny-1m", symbols, dialect="planned")
-    made.save(tmp_path / "blocks" / "model")
-    few = [c for c in cells.CELLS if c.name in ("blocks tau=0.5",)]
-    asked, out = problems(1, 2, "test"), tmp_path / "answers.jsonl"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path)
-        answers.answer_all(few, asked, out)
-        before = out.read_bytes()
-        answers.answer_all(few, asked, out)
-    assert out.read_bytes() == before
-    rows = [json.loads(line) for line in before.splitlines()]
-    assert len(rows) == 2
-    assert {row["cell"] for row in rows} == {few[0].name}
-    assert all(row["steps"] > 0 and row["seconds"] > 0 for row in rows)
+    make_tiny("tiny-1m", symbols, dialect="planned").save(folder)
 
 
-def made_up(scripts: dict[str, Any], quality: float, took: float, name: str) -> Any:
-    answers, rng, rows = scripts["answers"], random.Random(name), {}
-    for k in range(40):
-        right = float(rng.random() < quality)
-        rows[str(k)] = answers.Decoded(
-            cell=name, prompt_id=str(k), text="", finish="stop", right=right,
-            parts=quality, sums=1.0, steps=int(took * 100), completion_tokens=200,
-            control_tokens=9, seconds=took * rng.uniform(0.9, 1.1), decode_s=took, peak_slots=9,
-            issues=[],
-        )  # fmt: skip
-    group = name.split(" ", 1)[0]
-    cell = scripts["cells"].Cell(name, group, group, name.partition(" ")[2])
-    return scripts["figures"].Measured(cell, rows)
+def few_of(scripts: dict[str, Any], *names: str) -> list[Any]:
+    return [cell for cell in scripts["cells"].CELLS if cell.name in names]
 
 
-def test_claims_are_read_off_the_table(scripts: dict[str, Any]) -> None:
-    figures = scripts["figures"]
-    ways = (
-        ("autoregressive", 0.9, 1.0), ("sparse", 0.895, 0.7), ("sparse r=0.5", 0.86, 0.4),
-        ("dense", 0.9, 0.72), ("diffusion", 0.85, 4.0), ("diffusion r=0.5", 0.7, 2.0),
-        ("blocks tau=0.9", 0.88, 0.3), ("no-topics", 0.5, 0.7), ("one-round", 0.95, 0.7),
-    )  # fmt: skip
-    measured = [made_up(scripts, *way[1:], name=way[0]) for way in ways]
-    table = [figures.table_row(m, measured[0]) for m in measured]
-    told = {claim["claim"]: claim for claim in figures.claims(table, "parts")}
-    assert told["a speed-up of 1.27 within 1.0 points"]["holds"]
-    assert told["a speed-up of 1.27 within 1.0 points"]["cell"] in ("sparse", "dense")
-    assert told["a speed-up of 1.81 within 5.4 points"]["cell"] == "sparse r=0.5"
-    assert told["planned is as fast and as good as each way of diffusion"]["holds"]
-    assert not told["planned is as fast and as good as each way of blocks"]["holds"]
-    assert told["no-topics is worse"]["holds"]
-    assert not told["one-round is worse"]["holds"]
-    frontier = figures.on_frontier(table, "parts")
-    assert (frontier[0], frontier[-1]) == ("blocks tau=0.9", "one-round")
-    assert "diffusion" not in frontier
-    for row in table:
-        assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
-    rows = [row for m in measured for row in m.rows.values()]
-    kept = figures.of_cells([m.cell for m in measured], rows[:-1])
-    assert [m.cell.name for m in kept] == [way[0] for way in ways[:-1]]
+def test_each_problem_has_an_order_of_its_own(scripts: dict[str, Any]) -> None:
+    """So that no way comes first, or after one and the same other way, more often than by luck."""
+    cells, ordered = scripts["cells"].CELLS, scripts["answers"].ordered
+    orders = [ordered(cells, f"{k:016x}") for k in range(60)]
+    assert orders[3] == ordered(cells, f"{3:016x}")
+    assert all(sorted(c.name for c in o) == sorted(c.name for c in cells) for o in orders)
+    firsts = Counter(order[0].name for order in orders)
+    before = Counter(a.name for o in orders for a, b in itertools.pairwise(o) if b.arm == "pasta")
+    assert max(firsts.values()) <= 8
+    assert max(before.values()) <= 8
+
+
+def test_twice_the_promised_length_fits(scripts: dict[str, Any]) -> None:
+    prepare, cells = scripts["prepare"], scripts["cells"]
+    made = make_tiny("tiny-1m", prepare.vocabulary_of(list(prepare.rows_in("pasta", 60, 0, len))))
+
+    def count(text: str) -> int:
+        return len(made.vocabulary.encode(text))
+
+    most = 0
+    for row in prepare.rows_in("planned", 200, 7, count):
+        chunks = chunks_of(row["annotated"])
+        plan = sum(count(chunk.topic) + 6 for chunk in chunks)
+        most = max(most, plan + 2 * sum(chunk.tokens for chunk in chunks))
+    assert most <= scripts["answers"].MAX_TOKENS
+    assert cells.WINDOW <= scripts["answers"].MAX_TOKENS < scripts["answers"].POOL_SLOTS
+
+
+def test_throughput_is_of_the_same_work(
+    scripts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sets of problems on a model of random weights: the same answers, but for ties."""
+    save_random(scripts, tmp_path / "sparse" / "model")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scripts["answers"], "MAX_TOKENS", 80)
+    cell = few_of(scripts, "sparse tau=0.5")[0]
+    prompts = [problem.prompt for problem in problems(1, 4, "test")]
+    lm = scripts["answers"].load(cell.arm, pool_slots=4096)
+    told = scripts["throughput"].measured(lm, cell, [prompts[:2], prompts[2:]])
+    assert (told["sets"], told["of"], len(told["pairs"])) == (2, 4, 2)
+    assert told["ratio_low"] <= told["ratio"] <= told["ratio_high"]
+    assert told["same_texts"] >= 3
+    for pair in told["pairs"]:
+        assert pair["alone"]["seconds"] > 0
+        assert pair["together"]["seconds"] > 0
+    ways = {c.name for c in scripts["cells"].CELLS}
+    assert set(scripts["throughput"].WAYS) <= ways

@@ -1,35 +1,40 @@
-"""Answers in every way to some test problems, one at a time, timed; each once, however often run.
+"""Answers in every way to some problems, one at a time, timed; each once, however often run.
 
     python benchmarks/planned/answers.py --cells knobs --first 0 --num 20 --out answers/part-0.jsonl
 
 All models are held by one process. Every problem is answered in all ways before the next one is,
-each time beginning with another way, so that what a machine does meanwhile falls on all of them.
-`--cells compute=0.5` answers in the plain ways of arms that were trained on less. Models are in
-`ARM/model` of the folder that this is run in.
+in an order drawn for that problem, so that what a machine does meanwhile, and what ran before,
+falls on all of them. A problem that was not finished when the process ended is answered anew in all
+ways; the answers that it had are put aside in a file that ends in `.unfinished`. `--cells
+compute=0.5` answers in the plain ways of arms that were trained on less; `--cells chosen=FILE` in
+those that `choose.py` chose. Models are in `ARM/model` of the folder that this is run in.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from cells import CELLS, Cell, compute_cells
+from cells import CELLS, LONGER, REFERENCE, Cell, compute_cells
 
 from stretto import LM, SamplingParams
 from stretto.completion import Completion
 from stretto.data.rows import Row, prompt_id
-from stretto.data.store import Store
+from stretto.data.store import Store, line_of
 from stretto.eval.multipart import Problem, problems
 from stretto.eval.task_multipart import score
 from stretto.eval.tasks import Item
+from stretto.files import write_atomically
 
-MAX_TOKENS = 700
-"""Of an answer, plans and fillers included."""
+MAX_TOKENS = 900
+"""Of an answer, plans and fillers included: enough for promises of twice the length."""
 POOL_SLOTS = 2048
-TEST_SEED = 1
+SEEDS = {"valid": 2, "test": 1}
 WARM = "(1) Count the letters of the word lemon."
 
 
@@ -55,7 +60,11 @@ class Decoded(Row):
 
     @property
     def key(self) -> str:
-        return f"{self.cell}/{self.prompt_id}"
+        return key_of(self.cell, self.prompt_id)
+
+
+def key_of(cell: str, prompt: str) -> str:
+    return f"{cell}/{prompt}"
 
 
 def decoded(cell: Cell, problem: Problem, completion: Completion) -> Decoded:
@@ -78,9 +87,12 @@ def decoded(cell: Cell, problem: Problem, completion: Completion) -> Decoded:
     )
 
 
+def params_of(cell: Cell) -> SamplingParams:
+    return SamplingParams(max_tokens=MAX_TOKENS, **cell.params)
+
+
 def answer(lm: LM, cell: Cell, prompt: str) -> Completion:
-    params = SamplingParams(max_tokens=MAX_TOKENS, **cell.params)
-    return lm.submit(prompt, params, method=cell.method).finish()
+    return lm.submit(prompt, params_of(cell), method=cell.method).finish()
 
 
 def warm(lm: LM, cell: Cell) -> None:
@@ -91,41 +103,76 @@ def warm(lm: LM, cell: Cell) -> None:
     lm.submit(WARM, params, method=cell.method).finish()
 
 
+def ordered(cells: Sequence[Cell], prompt: str) -> list[Cell]:
+    """The ways in the order of this problem: a permutation drawn from its name alone."""
+    return random.Random(f"order/{prompt}").sample(list(cells), len(cells))
+
+
 def answer_all(cells: Sequence[Cell], asked: Sequence[Problem], out: Path) -> None:
     """Fills the file with the answers that it lacks."""
+    if num := drop_unfinished(cells, out):
+        print(f"{num} answers to an unfinished problem are given anew", file=sys.stderr)
     lms = {arm: load(arm) for arm in dict.fromkeys(cell.arm for cell in cells)}
     for cell in {cell.arm: cell for cell in cells}.values():
         warm(lms[cell.arm], cell)
     with Store(out, Decoded) as store:
-        for number, problem in enumerate(asked):
-            at = number % len(cells)
-            for cell in (*cells[at:], *cells[:at]):
-                if f"{cell.name}/{prompt_id(problem.prompt)}" not in store:
-                    completion = answer(lms[cell.arm], cell, problem.prompt)
-                    store.add(decoded(cell, problem, completion))
-            print(f"{number + 1} of {len(asked)} problems", file=sys.stderr, flush=True)
+        for number, problem in enumerate(asked, 1):
+            name = prompt_id(problem.prompt)
+            if key_of(cells[0].name, name) not in store:
+                for cell in ordered(cells, name):
+                    store.add(decoded(cell, problem, answer(lms[cell.arm], cell, problem.prompt)))
+            print(f"{number} of {len(asked)} problems", file=sys.stderr, flush=True)
 
 
-def load(arm: str) -> LM:
-    return LM.load(Path(arm) / "model", dtype="float32", pool_slots=POOL_SLOTS)
+def drop_unfinished(cells: Sequence[Cell], out: Path) -> int:
+    """Puts the answers aside of problems that were not answered in all ways; how many."""
+    if not out.exists():
+        return 0
+    with Store(out, Decoded) as store:
+        rows = list(store.rows.values())
+        done = [all(key_of(c.name, row.prompt_id) in store for c in cells) for row in rows]
+    lines = [line_of(row.model_dump(exclude_none=True)) for row in rows]
+    rest = [line for line, whole in zip(lines, done, strict=True) if not whole]
+    if rest:
+        with out.with_suffix(".unfinished").open("ab") as file:
+            file.writelines(rest)
+        kept = (line for line, whole in zip(lines, done, strict=True) if whole)
+        write_atomically(out, b"".join(kept))
+    return len(rest)
+
+
+def load(arm: str, pool_slots: int = POOL_SLOTS) -> LM:
+    return LM.load(Path(arm) / "model", dtype="float32", pool_slots=pool_slots)
 
 
 def cells_of(text: str) -> tuple[Cell, ...]:
-    kind, _, share = text.partition("=")
-    return compute_cells((share,)) if kind == "compute" else CELLS
+    """The ways that `--cells` names."""
+    kind, _, value = text.partition("=")
+    if kind == "compute":
+        return compute_cells((value,))
+    if kind == "chosen":
+        goals = json.loads(Path(value).read_text())["goals"]
+        names = {REFERENCE, LONGER, *(name for own in goals.values() for name in own.values())}
+        return tuple(cell for cell in CELLS if cell.name in names)
+    return CELLS
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--cells", default="knobs", help="knobs, compute=SHARE or chosen=FILE")
+    made.add_argument("--split", choices=sorted(SEEDS), default="test")
+    made.add_argument("--first", type=int, default=0, help="how many problems to pass over")
+    made.add_argument("--num", type=int, required=True)
+    made.add_argument("--out", type=Path, required=True)
+    return made
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--cells", default="knobs", help="knobs, or compute=SHARE")
-    parser.add_argument("--first", type=int, default=0, help="how many problems to pass over")
-    parser.add_argument("--num", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    asked = problems(TEST_SEED, given.first + given.num, "test")[given.first :]
-    answer_all(cells_of(given.cells), asked, given.out)
+    given = parser().parse_args()
+    found = problems(SEEDS[given.split], given.first + given.num, given.split)
+    answer_all(cells_of(given.cells), found[given.first :], given.out)
     return 0
 
 

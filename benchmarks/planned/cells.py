@@ -1,6 +1,7 @@
 """Arms, each a model that was trained in one way, and cells, each a way to decode an arm's model.
 
-All arms learn the same problems in the same order from the same first weights.
+All arms learn the same problems in the same order from the same first weights. All that write
+blocks are decoded with the same settings of the same knobs.
 """
 
 from __future__ import annotations
@@ -12,27 +13,38 @@ from typing import Any
 WINDOW, BLOCK = 320, 32
 """Tokens of an answer without a plan at most, and of a block of it."""
 
-WINDOWS = ("--dialect", "planned", "--window", str(WINDOW))
+PLANNED = ("--dialect", "planned")
+WINDOWS = (*PLANNED, "--window", str(WINDOW))
 
 
 @dataclass(frozen=True)
 class Arm:
-    """How a model is trained: rows, the model that it begins with, and options of `train sft`."""
+    """How a model is trained: rows, the model that it begins with, options of `train sft`, and how
+    many times the epochs of the others. `cost`: tokens that an example puts through the model, by
+    those of the reference, about: for estimates of time."""
 
     rows: str
     start: str
     options: tuple[str, ...]
+    epochs: float = 1.0
+    cost: float = 1.0
 
+
+REFERENCE = "autoregressive"
+LONGER = "autoregressive-longer"
+"""A reference that learns for longer: about as many tokens as planned arms, which have two streams,
+put through the model. How many is counted."""
 
 ARMS: Mapping[str, Arm] = {
-    "autoregressive": Arm("pasta", "plain", ("--baseline",)),
-    "pasta": Arm("pasta", "pasta", ("--dialect", "pasta")),
-    "sparse": Arm("planned", "planned", ("--dialect", "planned", "--variant", "sparse")),
-    "dense": Arm("planned", "planned", ("--dialect", "planned", "--variant", "dense")),
-    "diffusion": Arm("pasta", "planned", WINDOWS),
-    "blocks": Arm("pasta", "planned", (*WINDOWS, "--block", str(BLOCK))),
-    "no-topics": Arm("no-topics", "planned", ("--dialect", "planned", "--variant", "sparse")),
-    "one-round": Arm("one-round", "planned", ("--dialect", "planned", "--variant", "sparse")),
+    REFERENCE: Arm("pasta", "plain", ("--baseline",)),
+    LONGER: Arm("pasta", "plain", ("--baseline",), epochs=1.9),
+    "pasta": Arm("pasta", "pasta", ("--dialect", "pasta"), cost=1.1),
+    "sparse": Arm("planned", "planned", (*PLANNED, "--variant", "sparse"), cost=1.9),
+    "dense": Arm("planned", "planned", (*PLANNED, "--variant", "dense"), cost=1.9),
+    "diffusion": Arm("pasta", "planned", WINDOWS, cost=1.2),
+    "blocks": Arm("pasta", "planned", (*WINDOWS, "--block", str(BLOCK)), cost=1.8),
+    "no-topics": Arm("no-topics", "planned", (*PLANNED, "--variant", "sparse"), cost=1.8),
+    "one-round": Arm("one-round", "planned", (*PLANNED, "--variant", "sparse"), cost=1.8),
 }
 STARTS = tuple(sorted({arm.start for arm in ARMS.values()}))
 ROWS = tuple(dict.fromkeys(arm.rows for arm in ARMS.values()))
@@ -59,63 +71,46 @@ def _knobs(arm: str, **knobs: Mapping[str, Any]) -> list[Cell]:
     return cells
 
 
-def _ratios(*values: float) -> dict[str, dict[str, Any]]:
-    return {str(value): {"steps_ratio": value} for value in values}
+def _turned(name: str, *values: float) -> dict[str, dict[str, Any]]:
+    return {str(value): {name: value} for value in values}
 
 
-def _thresholds(*values: float) -> dict[str, dict[str, Any]]:
-    return {str(value): {"threshold": value} for value in values}
+ORDER_RATIO = 0.25
+"""Steps per token where orders are compared: with one a step they differ least."""
+ORDERS = ("confidence", "margin", "random")
+BLOCK_KNOBS: Mapping[str, Mapping[str, Any]] = {
+    "r": _turned("steps_ratio", 0.5, 0.25, 0.125, 0.0625),
+    "tau": _turned("threshold", 0.99, 0.9, 0.7, 0.5),
+    "order": {name: {"order": name, "steps_ratio": ORDER_RATIO} for name in ORDERS},
+}
+PLAN_KNOBS: Mapping[str, Mapping[str, Any]] = {
+    "length": _turned("length_scale", 0.5, 1.5, 2.0),
+    "finish": {"early": {"early_finish": True}},
+}
+"""Of what a plan promises. Without a plan the length is the window's, and the finish early."""
+ABLATIONS = ("no-topics", "one-round")
 
 
-def _orders(*names: str) -> dict[str, dict[str, Any]]:
-    return {name: {"order": name, "steps_ratio": 0.5} for name in names}
-
-
-def _lengths(*values: float) -> dict[str, dict[str, Any]]:
-    return {str(value): {"length_scale": value} for value in values}
-
-
-EARLY = {"early": {"early_finish": True}}
-
-
-def _without_plan(arm: str, method: str, **knobs: Mapping[str, Any]) -> list[Cell]:
+def _without_plan(arm: str, method: str) -> list[Cell]:
     return [
         Cell(c.name, c.arm, c.group, c.knob, method, {**c.params, "early_finish": True})
-        for c in _knobs(arm, **knobs)
+        for c in _knobs(arm, **BLOCK_KNOBS)
     ]
 
 
 CELLS: tuple[Cell, ...] = (
-    Cell("autoregressive", "autoregressive", "autoregressive", method="sequential"),
+    Cell(REFERENCE, REFERENCE, "autoregressive", method="sequential"),
+    Cell(LONGER, LONGER, "autoregressive", "epochs", method="sequential"),
     Cell("pasta", "pasta", "pasta"),
-    *_knobs(
-        "sparse",
-        r=_ratios(0.5, 0.25, 0.125),
-        tau=_thresholds(0.99, 0.9, 0.7, 0.5),
-        order=_orders("confidence", "margin", "random"),
-        length=_lengths(0.5, 1.5, 2.0),
-        finish=EARLY,
-    ),
-    *_knobs("dense", r=_ratios(0.5, 0.25, 0.125), tau=_thresholds(0.99, 0.9, 0.7, 0.5)),
-    *_knobs("no-topics", tau=_thresholds(0.9)),
-    *_knobs("one-round", tau=_thresholds(0.9)),
-    *_without_plan(
-        "diffusion",
-        f"diffusion,window={WINDOW}",
-        r=_ratios(0.5, 0.25, 0.125, 0.0625),
-        tau=_thresholds(0.9),
-    ),
-    *_without_plan(
-        "blocks",
-        f"diffusion,window={WINDOW},block={BLOCK}",
-        r=_ratios(0.5),
-        tau=_thresholds(0.99, 0.9, 0.7, 0.5),
-    ),
+    *_knobs("sparse", **BLOCK_KNOBS, **PLAN_KNOBS),
+    *_knobs("dense", **BLOCK_KNOBS, **PLAN_KNOBS),
+    *(c for arm in ABLATIONS for c in _knobs(arm, tau=_turned("threshold", 0.9))),
+    *_without_plan("diffusion", f"diffusion,window={WINDOW}"),
+    *_without_plan("blocks", f"diffusion,window={WINDOW},block={BLOCK}"),
 )
-"""All ways, each named after its model and the knob that is turned. Without a plan spans may end
-at their first filler, since a window is far longer than most answers."""
+"""All ways, each named after its model and the knob that is turned."""
 
-COMPUTE_ARMS = ("autoregressive", "sparse", "dense", "diffusion")
+COMPUTE_ARMS = (REFERENCE, "sparse", "diffusion")
 """Arms that are also trained on less."""
 
 
@@ -123,7 +118,12 @@ def compute_cells(shares: tuple[str, ...]) -> tuple[Cell, ...]:
     """The plain ways of arms that were trained for a share of the epochs."""
     plain = {c.arm: c for c in CELLS if not c.knob and c.arm in COMPUTE_ARMS}
     return tuple(
-        Cell(f"{arm} {share}", f"{arm}-{share}", arm, f"compute={share}", c.method, c.params)
+        Cell(f"{arm} {share}", f"{arm}-{share}", c.group, f"compute={share}", c.method, c.params)
         for share in shares
         for arm, c in plain.items()
     )
+
+
+def is_less(cell: Cell) -> bool:
+    """Whether it is of an arm that learnt less: answered in another process than the others."""
+    return cell.knob.startswith("compute")

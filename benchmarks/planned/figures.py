@@ -1,4 +1,4 @@
-"""Figures of cells over the same problems, with bootstrap intervals, and what they show."""
+"""Figures of cells over the same problems, with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from answers import Decoded
-from cells import Cell
+from cells import REFERENCE, Cell, is_less
 
 from stretto.eval.statistics import (
     NOTHING,
@@ -18,15 +18,13 @@ from stretto.eval.statistics import (
     paired_ratio,
 )
 
-REFERENCE = "autoregressive"
 SEED = 0
-TO_BEAT = ((1.27, 1.0), (1.81, 5.4))
-"""A speed-up over autoregressive decoding, and the points of quality that it may cost."""
+QUALITIES = ("right", "parts")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell's answers by problem. All cells of an experiment have the same problems."""
+    """A cell's answers by problem."""
 
     cell: Cell
     rows: Mapping[str, Decoded]
@@ -35,45 +33,98 @@ class Measured:
         """A figure of each answer, in the order of the problems' names."""
         return [figure(self.rows[name]) for name in sorted(self.rows)]
 
+    def only(self, names: Sequence[str] | set[str]) -> Measured:
+        """Its answers to these problems."""
+        return Measured(self.cell, {name: self.rows[name] for name in names if name in self.rows})
 
-def right(row: Decoded) -> float:
-    return 100 * row.right
 
-
-def parts(row: Decoded) -> float:
-    return 100 * row.parts
+def percent(quality: str) -> Callable[[Decoded], float]:
+    """A quality of an answer, `right` or `parts`, in percent."""
+    return lambda row: float(100 * getattr(row, quality))
 
 
 def seconds(row: Decoded) -> float:
     return row.seconds
 
 
-def of_cells(cells: Sequence[Cell], rows: Sequence[Decoded]) -> list[Measured]:
-    """The answers of cells, where all have the problems of the first one; others are left out."""
+def decode_s(row: Decoded) -> float:
+    return row.decode_s
+
+
+def steps(row: Decoded) -> float:
+    return float(row.steps)
+
+
+def points_over(own: Measured, other: Measured, quality: str) -> Estimate:
+    """Points of quality more than another cell, over the problems that both have answered."""
+    one, two = _paired(own, other)
+    return paired_difference(one.of(percent(quality)), two.of(percent(quality)), SEED)
+
+
+def times_faster(
+    own: Measured, other: Measured, took: Callable[[Decoded], float] = seconds
+) -> Estimate:
+    """`times_less` of a time; nothing for a cell that was answered in another process."""
+    if is_less(own.cell) or is_less(other.cell):
+        return NOTHING
+    return times_less(own, other, took)
+
+
+def times_less(own: Measured, other: Measured, took: Callable[[Decoded], float]) -> Estimate:
+    """What the other took by what the own one took, over the problems that both have answered:
+    geometric mean. Nothing if an answer took none of it."""
+    one, two = (measured.of(took) for measured in _paired(own, other))
+    if not min([*one, *two], default=0) > 0:
+        return NOTHING
+    return paired_ratio(two, one, SEED)
+
+
+def _paired(own: Measured, other: Measured) -> tuple[Measured, Measured]:
+    both = set(own.rows) & set(other.rows)
+    return own.only(both), other.only(both)
+
+
+def mean_quality(measured: Measured, quality: str) -> Estimate:
+    return estimate_mean(measured.of(percent(quality)), SEED)
+
+
+def by_cell(cells: Sequence[Cell], rows: Sequence[Decoded]) -> dict[str, Measured]:
+    """The answers of cells by name, those alone that there are."""
     found: dict[str, dict[str, Decoded]] = {}
     for row in rows:
         found.setdefault(row.cell, {})[row.prompt_id] = row
-    names = set(found.get(REFERENCE, {}))
-    return [
-        Measured(c, found[c.name]) for c in cells if names and set(found.get(c.name, ())) == names
-    ]
+    return {c.name: Measured(c, found[c.name]) for c in cells if c.name in found}
 
 
-def table_row(measured: Measured, reference: Measured) -> dict[str, Any]:
+def of_cells(cells: Sequence[Cell], rows: Sequence[Decoded]) -> list[Measured]:
+    """The answers of cells, where all have the problems of the reference; others are left out."""
+    found = by_cell(cells, rows)
+    if REFERENCE not in found:
+        return []
+    names = set(found[REFERENCE].rows)
+    return [measured for measured in found.values() if set(measured.rows) == names]
+
+
+def table_row(
+    measured: Measured, reference: Measured, trained: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """Qualities in percent, seconds and steps of an answer, and all of them against the
-    reference: points more, and times faster. Arms that learnt less are answered in another process,
-    so that they are not timed against it."""
-    is_timed = not measured.cell.knob.startswith("compute")
-    ratio = paired_ratio(reference.of(seconds), measured.of(seconds), SEED)
+    reference: points more, times faster (`decode_speedup`: without the prompt), and times fewer
+    steps, which is what a machine would gain for which more rows a pass cost no more. Arms that
+    learnt less are answered in another process, so that nothing is told of their time. `trained`:
+    of arms by name, what training took."""
     estimates: dict[str, Estimate] = {
-        "right": estimate_mean(measured.of(right), SEED),
-        "parts": estimate_mean(measured.of(parts), SEED),
-        "seconds": estimate_geometric(measured.of(seconds), SEED),
-        "steps": estimate_mean(measured.of(lambda row: row.steps), SEED),
-        "right_over_reference": paired_difference(measured.of(right), reference.of(right), SEED),
-        "parts_over_reference": paired_difference(measured.of(parts), reference.of(parts), SEED),
-        "speedup": ratio if is_timed else NOTHING,
+        **{quality: mean_quality(measured, quality) for quality in QUALITIES},
+        "seconds": NOTHING
+        if is_less(measured.cell)
+        else estimate_geometric(measured.of(seconds), SEED),
+        "steps": estimate_mean(measured.of(steps), SEED),
+        **{f"{q}_over_reference": points_over(measured, reference, q) for q in QUALITIES},
+        "speedup": times_faster(measured, reference),
+        "decode_speedup": times_faster(measured, reference, decode_s),
+        "fewer_steps": times_less(measured, reference, steps),
     }
+    took = trained.get(measured.cell.arm, {})
     row: dict[str, Any] = {
         "cell": measured.cell.name,
         "group": measured.cell.group,
@@ -82,6 +133,8 @@ def table_row(measured: Measured, reference: Measured) -> dict[str, Any]:
         "unfinished": sum(r.finish != "stop" for r in measured.rows.values()),
         "with_issues": sum(bool(r.issues) for r in measured.rows.values()),
         "tokens": estimate_mean(measured.of(lambda r: r.completion_tokens), SEED).value,
+        "training_tokens": took.get("tokens"),
+        "training_seconds": took.get("seconds"),
     }
     for name, estimate in estimates.items():
         row |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
@@ -96,47 +149,3 @@ def on_frontier(rows: Sequence[Mapping[str, Any]], quality: str) -> list[str]:
             best = row[quality]
             found.append(row["cell"])
     return found
-
-
-def claims(table: Sequence[Mapping[str, Any]], quality: str) -> list[dict[str, Any]]:
-    """What was to be shown, and whether it is so, in one quality. Ablations and comparisons are
-    between means; their intervals are in the table."""
-    rows = {row["cell"]: row for row in table}
-    planned = [r for r in table if r["group"] in ("sparse", "dense") and "compute" not in r["knob"]]
-    found = [_beats(planned, quality, *goal) for goal in TO_BEAT]
-    for group in ("diffusion", "blocks"):
-        rivals = [r for r in table if r["group"] == group and "compute" not in r["knob"]]
-        beaten = [r["cell"] for r in rivals if _is_beaten(r, planned, quality)]
-        found.append(
-            {
-                "claim": f"planned is as fast and as good as each way of {group}",
-                "holds": len(beaten) == len(rivals) > 0,
-                "beaten": beaten,
-                "of": len(rivals),
-            }
-        )
-    for ablation in ("no-topics", "one-round"):
-        if ablation in rows and "sparse" in rows:
-            gap = rows["sparse"][quality] - rows[ablation][quality]
-            found.append({"claim": f"{ablation} is worse", "holds": gap > 0, "points": gap})
-    return found
-
-
-def _beats(
-    planned: Sequence[Mapping[str, Any]], quality: str, speedup: float, points: float
-) -> dict[str, Any]:
-    """Whether a cell is that fast, its interval too, at that cost of quality at most."""
-    fit = [r for r in planned if r[f"{quality}_over_reference"] >= -points]
-    best = max(fit, key=lambda r: r["speedup"], default=None)
-    told = {"claim": f"a speed-up of {speedup} within {points} points", "cell": None}
-    if best is None:
-        return {**told, "holds": False}
-    own = {name: best[name] for name in ("cell", "speedup", "speedup_low", "speedup_high")}
-    own["points"] = best[f"{quality}_over_reference"]
-    return {**told, **own, "holds": best["speedup_low"] > speedup}
-
-
-def _is_beaten(
-    rival: Mapping[str, Any], planned: Sequence[Mapping[str, Any]], quality: str
-) -> bool:
-    return any(r["seconds"] <= rival["seconds"] and r[quality] >= rival[quality] for r in planned)

@@ -35,7 +35,8 @@ FORMS = {
 
 
 def vocabulary_of(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The pieces of prompts and annotated texts: topics are in the latter, and lengths."""
+    """The pieces of prompts and responses, and those that promises need besides: words of topics,
+    and digits."""
     texts = (row[name] for row in rows for name in ("prompt", "response"))
     found = {piece for text in texts for piece in PIECE.findall(text)}
     return sorted(found | {"part", "the", *(str(digit) for digit in range(10))})
@@ -67,15 +68,19 @@ def write_models(out: Path, shape: str, symbols: list[str], seed: int) -> Any:
     return plain
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num", type=int, required=True)
-    parser.add_argument("--shape", required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
+    made.add_argument("--num", type=int, required=True)
+    made.add_argument("--shape", required=True)
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--out", type=Path, required=True)
+    return made
+
+
+def main() -> int:
+    given = parser().parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     at = given.out / "vocabulary.json"
     if not at.exists():

@@ -2,10 +2,12 @@
 
     python benchmarks/planned/report.py --out report
 
-Reads `answers/*.jsonl` and the runs of training in the folder that it is run in. `table.json` has a
-row a way: shares of right totals and right parts in percent, seconds of an answer (geometric mean),
-steps, points over autoregressive decoding, and how many times faster it is, each with its 95 %
-bootstrap interval over problems. `claims.json` says of what was to be shown whether it is so.
+Reads `answers/*.jsonl`, what was chosen, what throughput was measured, and the runs of training in
+the folder that it is run in. `table.json` has a row a way: shares of right totals and right parts
+in percent, seconds of an answer (geometric mean), steps, points over autoregressive decoding, and
+how many times faster it is, whole and without the prompt, each with its 95 % bootstrap interval
+over problems; and tokens and seconds of its training. `claims.json` says of what was to be shown
+whether it is so.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from answers import Decoded
-from cells import CELLS, compute_cells
-from figures import REFERENCE, claims, of_cells, on_frontier, table_row
+from cells import CELLS, REFERENCE, Cell, compute_cells
+from claims import claims, throughput_claims
+from figures import QUALITIES, Measured, by_cell, of_cells, on_frontier, table_row
 
 from stretto.bench.machine import describe_machine
 from stretto.bench.report import to_csv
@@ -35,9 +38,11 @@ SHOWN = (
     ("seconds", "seconds", ".3f"),
     ("steps", "steps", ".0f"),
     ("speedup", "times faster", ".2f"),
+    ("training_tokens", "training tokens", ",.0f"),
+    ("training_seconds", "training seconds", ",.0f"),
     ("unfinished", "unfinished", "d"),
 )
-QUALITIES = ("right", "parts")
+MARKERS = "so^vDP*X"
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -64,72 +69,116 @@ def _shown(row: Mapping[str, Any], name: str, form: str) -> str:
     return f"{value} ({low}–{high})"
 
 
-def trained(names: Sequence[str]) -> list[dict[str, Any]]:
+def trained(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What training of each arm took: tokens through the model, and its last losses."""
-    found = []
+    found = {}
     for name in names:
         lines = [line for line in lines_of(Path(name) / "metrics.jsonl") if line["kind"] == "train"]
         if not lines:
             continue
         losses = {k: v for k, v in lines[-1].items() if k.startswith("loss")}
         tokens, took = (sum(line[key] for line in lines) for key in ("tokens", "seconds"))
-        found.append({"arm": name, "tokens": tokens, "seconds": round(took, 1), **losses})
+        found[name] = {"tokens": tokens, "seconds": round(took, 1), **losses}
     return found
 
 
-def save_picture(out: Path, name: str, rows: Rows, quality: str) -> None:
-    """Quality against seconds: a line a group of ways."""
+def save_picture(path: Path, rows: Rows, quality: str, against: str, label: str) -> None:
+    """Quality against a figure of the rows, with intervals: a line a group."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    axes.set(xlabel="seconds an answer", ylabel=f"{quality} (%)", xscale="log")
+    axes.set(xlabel=label, ylabel=f"{quality} (%)", xscale="log")
     for number, group in enumerate(dict.fromkeys(row["group"] for row in rows)):
-        own = sorted((r for r in rows if r["group"] == group), key=lambda r: r["seconds"])
+        own = sorted((r for r in rows if r["group"] == group), key=lambda r: r[against])
         height = [[max(0.0, r[quality] - r[f"{quality}_low"]) for r in own]]
         height.append([max(0.0, r[f"{quality}_high"] - r[quality]) for r in own])
-        times, values = [r["seconds"] for r in own], [r[quality] for r in own]
         axes.errorbar(
-            times, values, yerr=height, marker="so^vDP*X"[number % 8], linestyle="none",
-            capsize=2, label=group,
+            [r[against] for r in own], [r[quality] for r in own], yerr=height, capsize=2,
+            marker=MARKERS[number % len(MARKERS)], label=group,
+            linestyle="-" if against == "training_tokens" else "none",
         )  # fmt: skip
-    figure.legend(loc="outside right upper", fontsize="small")
+    if rows:
+        figure.legend(loc="outside right upper", fontsize="small")
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=150)
-    write_atomically(out / f"{name}.png", picture.getvalue())
+    write_atomically(path, picture.getvalue())
+
+
+def learnt(table: Rows) -> Rows:
+    """Rows of plain ways whose training is known: what an arm does after more and less of it."""
+    kinds = ("", "epochs")
+    plain = [r for r in table if r["knob"] in kinds or r["knob"].startswith("compute")]
+    return [row for row in plain if row["training_tokens"] is not None]
+
+
+def answers_of(folder: Path, *patterns: str) -> list[Decoded]:
+    paths = (path for pattern in patterns for path in sorted(folder.glob(pattern)))
+    return [row for path in paths for row in read_rows(path, Decoded)]
+
+
+def told(
+    cells: Sequence[Cell], measured: Sequence[Measured], tested: Mapping[str, Measured],
+    table: Rows, taken: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:  # fmt: skip
+    """What `claims.json` says. `measured`: of the table; `tested`: with the further answers to
+    problems that only the ways compared were asked."""
+    chosen = json.loads(Path("chosen/chosen.json").read_text())
+    at_once = json.loads(Path("throughput/result.json").read_text())
+    timed = [row for row in table if row["seconds"] is not None]
+    return {
+        "machine": describe_machine(),
+        "left_out": sorted({c.name for c in cells} - {m.cell.name for m in measured}),
+        "chosen": chosen,
+        "frontier": {quality: on_frontier(timed, quality) for quality in QUALITIES},
+        "claims": {q: claims(tested, chosen, q, taken) for q in QUALITIES},
+        "throughput": throughput_claims(at_once),
+        "trained": taken,
+    }
+
+
+def report(out: Path) -> Rows:
+    """Writes all files; the table."""
+    out.mkdir(parents=True, exist_ok=True)
+    answers = Path("answers")
+    cells = [*CELLS, *compute_cells(shares_of(answers))]
+    rows = answers_of(answers, "part-*.jsonl", "compute-*.jsonl")
+    measured = of_cells(cells, rows)
+    if not measured:
+        raise SystemExit(f"no answers of {REFERENCE} in {answers}; run the stages before this one")
+    taken = trained(list(dict.fromkeys(m.cell.arm for m in measured)))
+    reference = next(m for m in measured if m.cell.name == REFERENCE)
+    table = [table_row(m, reference, taken) for m in measured]
+    names = {m.cell.name for m in measured}
+    every = by_cell(CELLS, [*rows, *answers_of(answers, "more.jsonl")])
+    tested = {name: m for name, m in every.items() if name in names}
+    files = {"table.json": table, "claims.json": told(cells, measured, tested, table, taken)}
+    for name, value in files.items():
+        write_atomically(out / name, (json.dumps(value, indent=1) + "\n").encode())
+    write_atomically(out / "table.csv", to_csv(table).encode())
+    write_atomically(out / "table.md", markdown(table).encode())
+    timed = [row for row in table if row["seconds"] is not None]
+    for quality in QUALITIES:
+        save_picture(
+            out / f"frontier-{quality}.png", timed, quality, "seconds", "seconds an answer"
+        )
+        save_picture(
+            out / f"compute-{quality}.png", learnt(table), quality, "training_tokens",
+            "tokens of training",
+        )  # fmt: skip
+    return table
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--out", type=Path, required=True)
+    return made
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    answers = Path("answers")
-    rows = [row for path in sorted(answers.glob("*.jsonl")) for row in read_rows(path, Decoded)]
-    less = compute_cells(shares_of(answers))
-    measured = of_cells([*CELLS, *less], rows)
-    reference = next((m for m in measured if m.cell.name == REFERENCE), None)
-    if reference is None:
-        raise SystemExit(f"no answers of {REFERENCE} in {answers}; run the stages before this one")
-    table = [table_row(m, reference) for m in measured]
-    knobs = [row for row in table if not row["knob"].startswith("compute")]
-    told = {
-        "machine": describe_machine(),
-        "left_out": [c.name for c in (*CELLS, *less) if c.name not in {r["cell"] for r in table}],
-        "frontier": {quality: on_frontier(knobs, quality) for quality in QUALITIES},
-        "claims": {quality: claims(table, quality) for quality in QUALITIES},
-        "trained": trained(list(dict.fromkeys(m.cell.arm for m in measured))),
-    }
-    files = {"table.json": table, "claims.json": told}
-    for name, value in files.items():
-        write_atomically(given.out / name, (json.dumps(value, indent=1) + "\n").encode())
-    write_atomically(given.out / "table.csv", to_csv(table).encode())
-    write_atomically(given.out / "table.md", markdown(table).encode())
-    for quality in QUALITIES:
-        save_picture(given.out, f"frontier-{quality}", knobs, quality)
-    print(markdown(table), file=sys.stderr)
+    print(markdown(report(parser().parse_args().out)), file=sys.stderr)
     return 0
 
 

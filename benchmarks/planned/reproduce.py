@@ -5,8 +5,8 @@
 A stage runs the commands that `--list` prints, each of which goes on where it was killed. What a
 stage made is kept in the results folder, so a stage that is there already is not run again: delete
 its folder to run it anew, and those of the stages that read it. `--quick` runs everything in
-miniature, in folders of its own, on models that have learnt nothing; `--full` takes a larger model
-and more problems.
+miniature, in folders of its own, on models that have learnt nothing; `--full` learns for longer,
+and is asked more.
 """
 
 from __future__ import annotations

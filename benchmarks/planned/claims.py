@@ -1,0 +1,191 @@
+"""What was to be shown of planned models, and whether it is so.
+
+A claim holds if 95 % intervals over problems show it, at their worse end: at least so much faster,
+and at most so many points of quality lost. Which way to decode is compared was chosen before, on
+other problems (`choose.py`). Where the quality compared is near that of guessing, nothing can be
+shown: then `holds` is None, and `reason` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cells import ABLATIONS, LONGER, REFERENCE
+from figures import Measured, mean_quality, points_over, times_faster
+
+from stretto.eval.statistics import Estimate
+
+TO_BEAT = ((1.27, 1.0), (1.81, 5.4))
+"""A speed-up over autoregressive decoding, and the points of quality that it may cost."""
+PLANNED = ("sparse", "dense")
+RIVALS = ("diffusion", "blocks")
+FLOORS = {"right": 20.0, "parts": 50.0}
+"""Percent: more than the commonest total would get, and the commonest result of a kind of part."""
+THROUGHPUT, TOGETHER = 2.5, 8
+Trained = Mapping[str, Mapping[str, Any]]
+
+
+def goal_name(speedup: float, points: float) -> str:
+    return f"{speedup} within {points}"
+
+
+def group_of(found: Mapping[str, Measured], *groups: str) -> list[Measured]:
+    return [m for m in found.values() if m.cell.group in groups]
+
+
+def pick(
+    planned: Sequence[Measured], rival: Measured, quality: str, speedup: float = 1.0
+) -> Measured:
+    """The best way in a quality of those that are so many times as fast as the rival, the faster
+    one of two as good; the fastest of all if none is."""
+
+    def faster(way: Measured) -> float:
+        value = times_faster(way, rival).value
+        return 0.0 if value is None else value
+
+    def good(way: Measured) -> tuple[float, float]:
+        return (points_over(way, rival, quality).value or 0.0, faster(way))
+
+    fast = [way for way in planned if faster(way) >= speedup]
+    return max(fast, key=good) if fast else max(planned, key=faster)
+
+
+def claims(
+    tested: Mapping[str, Measured],
+    chosen: Mapping[str, Mapping[str, Mapping[str, str]]],
+    quality: str,
+    trained: Trained,
+) -> list[dict[str, Any]]:
+    """All claims but those of throughput, in one quality. `tested`: answers by cell, to problems
+    that nothing was chosen on. `chosen`: as `choose.py` writes it."""
+    found = []
+    for goal in TO_BEAT:
+        own = chosen["goals"][quality][goal_name(*goal)]
+        for reference in (REFERENCE, LONGER):
+            if {own, reference} <= set(tested):
+                pair = tested[own], tested[reference]
+                found.append(_goal(*pair, quality, goal, trained))
+    for group in RIVALS:
+        rivals = group_of(tested, group)
+        pairs = [(tested.get(chosen["rivals"][quality][r.cell.name]), r) for r in rivals]
+        found.append(_beaten(group, [(own, r) for own, r in pairs if own is not None], quality))
+    for ablation in ABLATIONS:
+        if {ablation, "sparse"} <= set(tested):
+            found.append(_is_worse(tested[ablation], tested["sparse"], quality))
+    return found
+
+
+def _goal(
+    own: Measured, reference: Measured, quality: str, goal: tuple[float, float], trained: Trained
+) -> dict[str, Any]:
+    speedup, points = goal
+    faster, more = times_faster(own, reference), points_over(own, reference, quality)
+    share = tokens_ratio(own, reference, trained)
+    training = "" if share is None else f", after {share:.2f} times its training tokens"
+    against = reference.cell.name
+    return {
+        "claim": f"{speedup} times as fast as {against}, at most {points} points worse{training}",
+        "holds": _above(faster, speedup) and _at_least(more, -points),
+        "cell": own.cell.name,
+        "problems": len(set(own.rows) & set(reference.rows)),
+        "training_tokens_ratio": share,
+        **_told("speedup", faster),
+        **_told("points", more),
+        **_floor(reference, quality),
+    }
+
+
+def _beaten(group: str, pairs: Sequence[tuple[Measured, Measured]], quality: str) -> dict[str, Any]:
+    """Whether each way of a group is no faster and no better than the planned one that was chosen
+    against it."""
+    verdicts = {rival.cell.name: _verdict(own, rival, quality) for own, rival in pairs}
+    told = [verdict["verdict"] for verdict in verdicts.values()]
+    claim: dict[str, Any] = {
+        "claim": f"planned is as fast and as good as each way of {group}",
+        "holds": len(told) > 0 and all(verdict == "beaten" for verdict in told),
+        "of": len(told),
+        **{verdict: told.count(verdict) for verdict in ("beaten", "tie", "not beaten", "floor")},
+        "against": verdicts,
+    }
+    if not told:
+        return {**claim, "holds": None, "reason": f"there are no answers of {group}"}
+    if set(told) == {"floor"}:
+        return {**claim, "holds": None, "reason": f"none is surely above {FLOORS[quality]} %"}
+    return claim
+
+
+def _verdict(own: Measured, rival: Measured, quality: str) -> dict[str, Any]:
+    more, faster = points_over(own, rival, quality), times_faster(own, rival)
+    if _floor(own, quality):
+        verdict = "floor"
+    elif _at_least(more, 0.0) and _at_least(faster, 1.0):
+        verdict = "beaten"
+    elif _below(more, 0.0) or _below(faster, 1.0):
+        verdict = "not beaten"
+    else:
+        verdict = "tie"
+    by = {"by": own.cell.name, **_told("points", more), **_told("speedup", faster)}
+    return {"verdict": verdict, **by}
+
+
+def _is_worse(ablation: Measured, whole: Measured, quality: str) -> dict[str, Any]:
+    more = points_over(whole, ablation, quality)
+    return {
+        "claim": f"{ablation.cell.name} is worse than {whole.cell.name}",
+        "holds": _above(more, 0.0),
+        **_told("points", more),
+        **_floor(whole, quality),
+    }
+
+
+def throughput_claims(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of what `throughput.py` wrote: a claim a planned way."""
+    return [
+        {
+            "claim": f"{TOGETHER} requests at once to {row['cell']} have at least {THROUGHPUT} "
+            "times the throughput of one at a time",
+            "holds": row["ratio_low"] >= THROUGHPUT,
+            **{name: row[name] for name in ("ratio", "ratio_low", "ratio_high", "sets")},
+        }
+        for row in measured["ways"]
+        if row["group"] in PLANNED
+    ]
+
+
+def tokens_ratio(own: Measured, reference: Measured, trained: Trained) -> float | None:
+    """Tokens that training put through the one's model, by those through the other's."""
+    both = [trained.get(m.cell.arm, {}).get("tokens") for m in (own, reference)]
+    return None if None in both else both[0] / both[1]
+
+
+# -- intervals -----------------------------------------------------------------------------------
+
+
+def _floor(measured: Measured, quality: str) -> dict[str, Any]:
+    """What a claim becomes if a quality that it rests on may be that of guessing; else nothing."""
+    low = mean_quality(measured, quality).low
+    if low is not None and low >= FLOORS[quality]:
+        return {}
+    reason = f"{measured.cell.name} is not surely above {FLOORS[quality]} %"
+    return {"holds": None, "reason": reason}
+
+
+def _told(name: str, estimate: Estimate) -> dict[str, float | None]:
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+def _end(test: Callable[[float], bool], end: float | None) -> bool:
+    return end is not None and test(end)
+
+
+def _above(estimate: Estimate, least: float) -> bool:
+    return _end(lambda low: low > least, estimate.low)
+
+
+def _at_least(estimate: Estimate, least: float) -> bool:
+    return _end(lambda low: low >= least, estimate.low)
+
+
+def _below(estimate: Estimate, most: float) -> bool:
+    return _end(lambda high: high < most, estimate.high)

@@ -1,0 +1,253 @@
+"""What the planned experiment claims: by intervals, of ways chosen on other problems, and of
+nothing that is as good as guessing; its report, from made-up answers to files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planned_scripts import all_but, loaded, made_up, measured
+
+from stretto.data.store import line_of
+from stretto.eval.multipart import problems
+
+TRAINED = {
+    "autoregressive": {"tokens": 100}, "autoregressive-longer": {"tokens": 180},
+    "sparse": {"tokens": 190},
+}  # fmt: skip
+ALL = all_but(range(0), 200)
+
+
+@pytest.fixture
+def scripts() -> Iterator[dict[str, Any]]:
+    with loaded() as found:
+        yield found
+
+
+def claimed(scripts: dict[str, Any], own: str, ways: dict[str, Any]) -> dict[str, Any]:
+    """Claims on right totals by their words, where one planned way is chosen for everything."""
+    tested, module = measured(scripts, ways), scripts["claims"]
+    chosen = {
+        "goals": {"right": {module.goal_name(*goal): own for goal in module.TO_BEAT}},
+        "rivals": {"right": dict.fromkeys(ways, own)},
+    }
+    return {c["claim"]: c for c in module.claims(tested, chosen, "right", TRAINED)}
+
+
+GOAL = (
+    "1.27 times as fast as autoregressive, at most 1.0 points worse, after 1.90 times its "
+    "training tokens"
+)
+
+
+def test_a_goal_is_reached_where_intervals_are_beyond_it(scripts: dict[str, Any]) -> None:
+    told = claimed(scripts, "sparse", {"autoregressive": (ALL, 1.0), "sparse": (ALL, 0.7)})
+    goal = told.pop(GOAL)
+    assert goal["holds"] is True
+    assert goal["speedup"] == pytest.approx(1 / 0.7)
+    assert (goal["points"], goal["points_low"], goal["problems"]) == (0, 0, 200)
+    assert [claim["holds"] for claim in told.values()] == [False, None, None]  # 1.43 is no 1.81
+    assert list(told)[1].startswith("planned is as fast")
+
+
+def test_a_mean_within_the_points_is_not_enough(scripts: dict[str, Any]) -> None:
+    """Both are right as often, but not on the same problems: ten points less are possible."""
+    own, other = all_but(range(8), 80), all_but(range(40, 48), 80)
+    told = claimed(scripts, "sparse", {"autoregressive": (other, 1.0), "sparse": (own, 0.1)})
+    assert told[GOAL]["points"] == 0
+    assert told[GOAL]["points_low"] < -1
+    assert told[GOAL]["holds"] is False
+
+
+def test_a_longer_reference_is_compared_too(scripts: dict[str, Any]) -> None:
+    ways = {
+        "autoregressive": (all_but(range(40), 200), 1.0), "sparse": (ALL, 0.5),
+        "autoregressive-longer": (ALL, 1.1),
+    }  # fmt: skip
+    told = claimed(scripts, "sparse", ways)
+    claim = GOAL.replace("autoregressive", "autoregressive-longer").replace("1.90", "1.06")
+    assert told[claim]["training_tokens_ratio"] == pytest.approx(190 / 180)
+    assert told[claim]["speedup"] == pytest.approx(2.2)
+    assert told[GOAL]["points"] == pytest.approx(20)
+
+
+def test_nothing_holds_where_answers_may_be_guesses(scripts: dict[str, Any]) -> None:
+    few = [k % 25 == 0 for k in range(200)]
+    ways = {
+        "autoregressive": (few, 1.0), "sparse": (few, 0.1), "diffusion": (few, 4.0),
+        "diffusion tau=0.9": (few, 2.0), "no-topics": (all_but(range(200), 200), 0.1),
+    }  # fmt: skip
+    told = claimed(scripts, "sparse", ways)
+    assert len(told) == 5
+    assert all(claim["holds"] is None for claim in told.values())
+    assert all("20.0 %" in c["reason"] or "no answers" in c["reason"] for c in told.values())
+
+
+def test_the_floor_is_above_guessing(scripts: dict[str, Any]) -> None:
+    """Of one who knows which results and totals are common, and for parts their kind too."""
+    found, floors = problems(5, 400, "test"), scripts["claims"].FLOORS
+    totals = Counter(problem.total for problem in found)
+    assert 100 * max(totals.values()) / totals.total() < floors["right"]
+    kinds: dict[str, Counter[int]] = {}
+    for part in (part for problem in found for part in problem.parts):
+        kinds.setdefault(part.kind, Counter())[part.result] += 1
+    guessed = sum(max(results.values()) for results in kinds.values())
+    assert 100 * guessed / sum(results.total() for results in kinds.values()) < floors["parts"]
+
+
+def test_verdicts_on_rivals_need_both_intervals(scripts: dict[str, Any]) -> None:
+    half = all_but(range(100), 200)
+    ways = {
+        "autoregressive": (ALL, 1.0), "sparse": (all_but(range(3), 200), 0.7),
+        "blocks": (half, 2.0), "blocks tau=0.99": (all_but(range(4, 8), 200), 2.0),
+        "blocks tau=0.5": (half, 0.3), "blocks tau=0.9": (ALL, 0.9),
+    }  # fmt: skip
+    told = claimed(scripts, "sparse", ways)["planned is as fast and as good as each way of blocks"]
+    verdicts = {name: against["verdict"] for name, against in told["against"].items()}
+    assert verdicts == {
+        "blocks": "beaten", "blocks tau=0.99": "tie", "blocks tau=0.5": "not beaten",
+        "blocks tau=0.9": "tie",
+    }  # fmt: skip
+    assert told["holds"] is False
+    assert (told["of"], told["beaten"], told["tie"], told["not beaten"]) == (4, 1, 2, 1)
+    few = {name: ways[name] for name in ("autoregressive", "sparse", "blocks")}
+    told = claimed(scripts, "sparse", few)["planned is as fast and as good as each way of blocks"]
+    assert told["holds"] is True
+
+
+def test_an_ablation_is_worse_if_its_interval_is(scripts: dict[str, Any]) -> None:
+    ways = {
+        "autoregressive": (ALL, 1.0), "sparse": (all_but(range(2), 200), 0.7),
+        "no-topics": (all_but(range(20), 200), 0.7), "one-round": (all_but(range(3), 200), 0.7),
+    }  # fmt: skip
+    told = claimed(scripts, "sparse", ways)
+    assert told["no-topics is worse than sparse"]["holds"] is True
+    assert told["no-topics is worse than sparse"]["points"] == pytest.approx(9)
+    assert told["one-round is worse than sparse"]["points"] == pytest.approx(0.5)
+    assert told["one-round is worse than sparse"]["holds"] is False
+
+
+def test_the_best_of_the_fast_enough_is_chosen(scripts: dict[str, Any]) -> None:
+    ways = {
+        "autoregressive": (all_but(range(0), 20), 1.0), "sparse": (all_but(range(1), 20), 0.75),
+        "sparse tau=0.9": (all_but(range(3), 20), 0.4), "dense": (all_but(range(3), 20), 0.35),
+        "diffusion": (all_but(range(0), 20), 2.0), "blocks": (all_but(range(0), 20), 0.1),
+    }  # fmt: skip
+    told = scripts["choose"].choose(measured(scripts, ways))
+    assert told["problems"] == 20
+    assert told["goals"]["right"] == {"1.27 within 1.0": "sparse", "1.81 within 5.4": "dense"}
+    assert told["rivals"]["parts"] == {"diffusion": "sparse", "blocks": "dense"}
+
+
+def test_a_throughput_is_claimed_at_its_low_end(scripts: dict[str, Any]) -> None:
+    rows = [
+        {"cell": cell, "group": group, "ratio": 3.0, "ratio_low": low, "ratio_high": 4, "sets": 9}
+        for cell, group, low in (
+            ("autoregressive", "autoregressive", 1.0), ("sparse", "sparse", 2.5),
+            ("dense", "dense", 2.49),
+        )
+    ]  # fmt: skip
+    told = scripts["claims"].throughput_claims({"ways": rows})
+    assert [claim["holds"] for claim in told] == [True, False]
+
+
+# -- table and report ------------------------------------------------------------------------------
+
+
+def test_rows_of_arms_that_learnt_less_have_no_times(scripts: dict[str, Any]) -> None:
+    figures, cells = scripts["figures"], scripts["cells"]
+    less = cells.compute_cells(("0.5",))[1]
+    rows = made_up(scripts, less.name, ALL, 0.5)
+    own = figures.by_cell([less], rows)[less.name]
+    reference = measured(scripts, {"autoregressive": (ALL, 1.0)})["autoregressive"]
+    row = figures.table_row(own, reference, {less.arm: {"tokens": 7, "seconds": 2.0}})
+    none = ("seconds", "speedup", "speedup_low", "decode_speedup")
+    assert all(row[name] is None for name in none)
+    assert (row["training_tokens"], row["training_seconds"]) == (7, 2.0)
+    assert row["fewer_steps"] == pytest.approx(2.0)
+    assert row["right"] == 100
+
+
+def test_cells_that_lack_problems_are_left_out(scripts: dict[str, Any]) -> None:
+    ways = {"autoregressive": (ALL, 1.0), "sparse": (ALL, 0.5), "dense": (ALL[1:], 0.5)}
+    cells = {cell.name: cell for cell in scripts["cells"].CELLS}
+    rows = [row for name, way in ways.items() for row in made_up(scripts, name, *way)]
+    found = scripts["figures"].of_cells(list(cells.values()), rows)
+    assert [m.cell.name for m in found] == ["autoregressive", "sparse"]
+
+
+def test_frontier_is_what_nothing_beats(scripts: dict[str, Any]) -> None:
+    rows = [
+        {"cell": "a", "seconds": 1.0, "right": 50}, {"cell": "b", "seconds": 2.0, "right": 40},
+        {"cell": "c", "seconds": 3.0, "right": 60}, {"cell": "d", "seconds": 3.0, "right": 55},
+    ]  # fmt: skip
+    assert scripts["figures"].on_frontier(rows, "right") == ["a", "c"]
+
+
+def experiment(scripts: dict[str, Any], folder: Path) -> None:
+    """Made-up answers and runs in a work folder, as the stages leave them."""
+    cells = scripts["cells"]
+    less = cells.compute_cells(("0.5",))
+    took = {"autoregressive": 1.0, "autoregressive-longer": 1.1, "pasta": 0.6, "diffusion": 4.0}
+    rights = all_but(range(2), 12)
+    files = {"valid": rights, "part-0": rights, "more": [True] * 16, "compute-0.5": rights}
+    for name, right in files.items():
+        of = less if name.startswith("compute") else cells.CELLS
+        if name == "more":
+            of = [
+                c
+                for c in cells.CELLS
+                if c.arm in ("autoregressive", "autoregressive-longer", "sparse", "dense")
+            ]
+        rows = [row for c in of for row in made_up(scripts, c.name, right, took.get(c.arm, 0.5))]
+        path = folder / "answers" / f"{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"".join(line_of(row.model_dump()) for row in rows))
+    for number, arm in enumerate(dict.fromkeys(c.arm for c in (*cells.CELLS, *less))):
+        (folder / arm).mkdir()
+        line = {"kind": "train", "loss": 1.5, "tokens": 100 * (number + 1), "seconds": 2.0}
+        (folder / arm / "metrics.jsonl").write_bytes(line_of(line) * 3)
+    way = {"cell": "sparse", "group": "sparse", "ratio": 3.0, "ratio_low": 2.6, "ratio_high": 4.0}
+    (folder / "throughput").mkdir()
+    (folder / "throughput" / "result.json").write_text(json.dumps({"ways": [{**way, "sets": 9}]}))
+
+
+def test_the_report_is_made_of_what_stages_leave(
+    scripts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    experiment(scripts, tmp_path)
+    for module, line in (
+        ("choose", "choose.py --answers answers/valid.jsonl --out chosen/chosen.json"),
+        ("report", "report.py --out report"),
+    ):
+        monkeypatch.setattr("sys.argv", line.split())
+        assert scripts[module].main() == 0
+    made = {path.name for path in Path("report").iterdir()}
+    pictures = {f"{kind}-{q}.png" for kind in ("frontier", "compute") for q in ("right", "parts")}
+    assert made == {"table.json", "table.csv", "table.md", "claims.json", *pictures}
+    table = {row["cell"]: row for row in json.loads(Path("report/table.json").read_text())}
+    cells = scripts["cells"]
+    assert set(table) == {c.name for c in (*cells.CELLS, *cells.compute_cells(("0.5",)))}
+    assert table["sparse"]["training_tokens"] > table["autoregressive"]["training_tokens"] == 300
+    assert table["sparse 0.5"]["seconds"] is None
+    text = Path("report/table.md").read_text().splitlines()
+    assert len(text) == len(table) + 2
+    assert "| sparse 0.5 |" in "\n".join(text)
+    told = json.loads(Path("report/claims.json").read_text())
+    assert told["left_out"] == []
+    assert told["throughput"][0]["holds"] is True
+    goals = [claim for claim in told["claims"]["right"] if "times as fast" in claim["claim"]]
+    assert {goal["problems"] for goal in goals} == {16}  # those of `more` too
+    assert [goal["holds"] for goal in goals] == [True] * 4
+    assert set(told["trained"]) == {cell["arm"] for cell in arms(scripts)}
+
+
+def arms(scripts: dict[str, Any]) -> list[dict[str, str]]:
+    cells = scripts["cells"]
+    return [{"arm": c.arm} for c in (*cells.CELLS, *cells.compute_cells(("0.5",)))]
