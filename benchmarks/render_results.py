@@ -39,7 +39,10 @@ TEXTS = {
     "scale": "Cost of a token and memory by threads, length of the prefix and size of the pool, "
     "beside a batch of copied prefixes.",
     "weights": "What rounded weights cost: perplexity and greedy agreement over texts.",
-    "serving": "`stretto serve` under load from another process: the same requests, more clients.",
+    "serving": "`stretto serve` under load from another process: the same requests, more clients. "
+    "`server_share` is all that the server takes over the engine's own time, `pass_ratio` a pass "
+    "over one of the same requests in one process without a server; `cache`: prompts shared, all "
+    "of them distinct, over not shared.",
     "e2e": "A method against sequential decoding of the same weights, over a file of prompts. A "
     "method that writes a shorter answer is faster by that alone: read `realized` with the texts "
     "in `rows.jsonl`.",
@@ -61,8 +64,11 @@ COLUMNS: dict[tuple[str, str], str] = {
     ("weights", "summary"): "side windows perplexity ratio low high to_bf16 to_bf16_low "
     "to_bf16_high agreement kl weight_mb",
     ("serving", "summary"): "clients requests unfinished same near_ties different ttft_p50_ms "
-    "ttft_p95_ms gap_p50_ms gap_p95_ms tokens_per_s speedup low high server_share scheduler_share "
-    "loop_share",
+    "ttft_p95_ms gap_p50_ms gap_p95_ms tokens_per_s direct_tokens_per_s speedup low high pairs "
+    "server_share between_share loop_share aside_share scheduler_share forward_ms pass_ms "
+    "direct_pass_ms pass_ratio pass_low pass_high",
+    ("serving", "cache"): "cache clients requests unfinished same near_ties different cached_share "
+    "server_share scheduler_share pass_ms pass_ratio pass_low pass_high pairs",
     ("e2e", "summary"): "",
 }
 """Columns that are shown of a benchmark's table; all where it is not named. What can be reckoned
@@ -267,10 +273,20 @@ def of_serving(result: Result) -> Iterator[str]:
         if row["clients"] == "16":
             yield (
                 f"{result.what}: 16 clients of `stretto serve` get {interval(row, 'speedup')} "
-                "times the tokens per second of one, and the server adds "
-                f"{float(row['server_share']):.1%} to a pass; of {row['requests']} answers "
+                "times the tokens per second of one; the server takes "
+                f"{float(row['server_share']):.1%} of the engine's own time, and a pass "
+                f"{interval(row, 'pass_ratio', 'pass_')} times that of the same requests without a "
+                f"server{tie(row, 'pass_ratio', 'pass_')}; of {row['requests']} answers "
                 f"{row['same']} have the text that one client gets, {row['near_ties']} differ from "
                 f"it at a near tie, {row['different']} otherwise."
+            )
+    for row in result.tables.get("cache", []):
+        if row["cache"] == "on":
+            yield (
+                f"{result.what}: where prompts are shared and all are distinct, a pass takes "
+                f"{interval(row, 'pass_ratio', 'pass_')} times that of prompts that are not"
+                f"{tie(row, 'pass_ratio', 'pass_')}; {float(row['cached_share']):.1%} of prompt "
+                "tokens, those of the template, are not computed again."
             )
 
 

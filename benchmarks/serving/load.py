@@ -4,9 +4,11 @@
 
 The same requests, of mixed lengths, are asked for by 1, 4, 16 and 64 clients at once, in several
 rounds. Told of each: whether all got an end and the text that one client alone gets, how long they
-waited, tokens per second, and what the server costs beside the engine. Further options are
-`stretto serve`'s. Cells are kept as they come: the same command goes on where it was killed.
-The exit status is 1 if a request got no end or another text.
+waited, tokens per second, and what the server costs beside the engine: by its own clocks, and
+against the same requests in one process without a server. Prompts are not shared there, since the
+same ones come again; a second, shorter part tells what sharing costs where prompts are distinct.
+Further options are `stretto serve`'s. Cells are kept as they come: the same command goes on where
+it was killed. The exit status is 1 if a request got no end or another text.
 """
 
 from __future__ import annotations
@@ -23,17 +25,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from load_client import LENGTHS, Address, asks_of, crowd
-from load_figures import DEFINITIONS, plot, read_gauges, summary, verdicts
+import load_cache
+from load_client import LENGTHS, Address, Ask, asks_of, crowd
+from load_direct import Direct, direct
+from load_figures import DEFINITIONS, NO, plot, read_gauges, summary, verdicts
 
 from stretto.bench import report
 from stretto.bench.journal import Journal
 from stretto.bench.machine import describe_machine
-from stretto.bench.pairs import rounded
+from stretto.bench.pairs import rested, rounded, run_pair
 from stretto.data.rows import prompt_id
 
 CLIENTS = (1, 4, 16, 64)
-ROUNDS = 3
+ROUNDS = 7
+CACHE_REQUESTS = 32
+NUM_WARM = 4
 POOL_SLOTS = 16_384
 STOP_S = 60
 PROMPTS = (
@@ -79,10 +85,10 @@ def server(options: Sequence[str], max_requests: int, method: str) -> Iterator[A
                 process.kill()
 
 
-def measure(address: Address, prompts: Sequence[str], count: int, clients: int) -> dict[str, Any]:
+def measure(address: Address, asks: Sequence[Ask], clients: int) -> dict[str, Any]:
     """A cell: what each request saw, the seconds of all, and what the server's gauges grew by."""
     before = read_gauges(address.get("/metrics"))
-    seen, seconds = crowd(address, asks_of(prompts, count), clients)
+    seen, seconds = crowd(address, asks, clients)
     after = read_gauges(address.get("/metrics"))
     return {
         "seen": [each.to_json() for each in seen],
@@ -96,6 +102,9 @@ def order_of(clients: Sequence[int], round_number: int) -> list[int]:
     return sorted(clients, reverse=round_number % 2 == 1)
 
 
+Cells = dict[tuple[int, Any], dict[str, Any]]
+
+
 def run(arguments: argparse.Namespace, options: Sequence[str]) -> int:
     clients = sorted({1, *arguments.clients})
     prompts = read_prompts(arguments.prompts)
@@ -104,26 +113,27 @@ def run(arguments: argparse.Namespace, options: Sequence[str]) -> int:
     machine = describe_machine()
     settings = {
         "clients": clients, "requests": count, "rounds": arguments.rounds,
-        "method": arguments.method, "max_tokens": LENGTHS, "server": list(options),
+        "cache_requests": arguments.cache_requests, "method": arguments.method,
+        "max_tokens": LENGTHS, "server": list(options),
         "prompts": [prompt_id(prompt) for prompt in prompts],
     }  # fmt: skip
-    journal = Journal(
-        arguments.out, {"benchmark": "serving", "settings": settings, "machine": machine}, say,
-        revision=machine["revision"],
-    )  # fmt: skip
-    cells: dict[tuple[int, int], dict[str, Any]] = {}
-    with server(options, 2 * max(clients), arguments.method) as address:
+    heading = {"benchmark": "serving", "settings": settings, "machine": machine}
+    journal = Journal(arguments.out, heading, say, revision=machine["revision"])
+    rounds = range(arguments.rounds)
+    levels = [(number, level) for number in rounds for level in order_of(clients, number)]
+    own = [load_cache.distinct(prompts, arguments.cache_requests, number) for number in rounds]
+    most = 2 * max(*clients, load_cache.CLIENTS)
+    warm = asks_of(prompts, NUM_WARM)
+    # not shared: the same prompts come in each level
+    with server([*options, "--no-prefix-cache"], most, arguments.method) as address:
         card = json.loads(address.get("/v1/models"))["data"][0]
-        crowd(address, asks_of(prompts, min(4, max(clients))), 4)  # to warm up
-        for number in range(arguments.rounds):
-            for level in order_of(clients, number):
-                cells[number, level] = journal.cell(
-                    f"{number}/{level}", lambda at=level: measure(address, prompts, count, at)
-                )
-                cell = cells[number, level]
-                say(f"round {number + 1}, {level} clients: {cell['seconds']:.1f} s")
-    rows, records = summary(cells)
-    met = verdicts(rows)
+        crowd(address, warm, NUM_WARM)
+        with direct(options) as twin:
+            twin.measure(warm, NUM_WARM, arguments.method)
+            cells = measure_levels(journal, address, twin, asks_of(prompts, count), levels)
+        with server(options, most, arguments.method) as sharing:
+            crowd(sharing, warm, NUM_WARM)
+            shared = measure_sharing(journal, {"off": address, "on": sharing}, own)
     facts = {
         "benchmark": "serving",
         "command": shlex.join(["python", "benchmarks/serving/load.py", *sys.argv[1:]]),
@@ -134,14 +144,69 @@ def run(arguments: argparse.Namespace, options: Sequence[str]) -> int:
         "settings": settings,
         "machine": machine,
         "definitions": DEFINITIONS,
-        "shown": met,
     }
-    report.save(arguments.out, rows, records, plot(rows), facts, raw="requests")
+    status = tell(arguments.out, cells, shared, facts)
     journal.finish()
-    print(report.format_table([rounded(row, 3) for row in rows]))
-    for what, is_met in met.items():
-        say(f"{'yes' if is_met else 'NO '}  {what}")
-    return 0 if met["all finished"] and met["texts as alone"] else 1
+    return status
+
+
+def tell(out: Path, cells: Cells, shared: Cells, facts: dict[str, Any]) -> int:
+    """Writes the results and prints the tables and what was shown; the exit status."""
+    rows, records = summary(cells)
+    table, more = load_cache.summary(shared)
+    met = verdicts(rows, table)
+    facts = {**facts, "shown": met}
+    report.save(out, rows, [*records, *more], plot(rows), facts, raw="requests", cache=table)
+    for each in (rows, table):
+        print(report.format_table([rounded(row, 3) for row in each]))
+    for what, answer in met.items():
+        say(f"{answer:>12}  {what}")
+    return int(any(met[what] == NO for what in met if what.startswith(("all", "texts"))))
+
+
+def measure_levels(
+    journal: Journal, address: Address, twin: Direct, asks: Sequence[Ask],
+    levels: Sequence[tuple[int, int]],
+) -> Cells:  # fmt: skip
+    """By round and number of clients, the cell of the server, with that of its twin as `direct`.
+    Which of the two comes first alternates from round to round."""
+
+    def served() -> dict[str, Any]:
+        return journal.cell(
+            f"{number}/{clients}", lambda: rested(lambda: measure(address, asks, clients))
+        )
+
+    def alone() -> dict[str, Any]:
+        return journal.cell(
+            f"{number}/{clients}/direct",
+            lambda: rested(lambda: twin.measure(asks, clients, address.method)),
+        )
+
+    cells: Cells = {}
+    for number, clients in levels:
+        cell, own = run_pair(number, served, alone)
+        cells[number, clients] = {**cell, "direct": own}
+        told = f"{cell['seconds']:.1f} s, {own['seconds']:.1f} s without a server"
+        say(f"round {number + 1}, {clients} clients: {told}")
+    return cells
+
+
+def measure_sharing(
+    journal: Journal, sides: dict[str, Address], asks: Sequence[Sequence[Ask]]
+) -> Cells:
+    """By round and side, the cell of a server; the sides in alternating order."""
+    cells: Cells = {}
+    for number, own in enumerate(asks):
+        for side in load_cache.SIDES[:: 1 if number % 2 == 0 else -1]:
+            cells[number, side] = journal.cell(
+                f"{number}/cache {side}",
+                lambda at=side, own=own: rested(
+                    lambda: measure(sides[at], own, load_cache.CLIENTS)
+                ),
+            )
+        seconds = " and ".join(f"{cells[number, side]['seconds']:.1f} s" for side in sides)
+        say(f"round {number + 1}, prompts not shared and shared: {seconds}")
+    return cells
 
 
 def read_prompts(path: Path | None) -> list[str]:
@@ -165,13 +230,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", default=list(CLIENTS), **numbers)
     parser.add_argument("--requests", type=int, help="of a round [default: the most clients]")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument(
+        "--cache-requests", type=int, default=CACHE_REQUESTS,
+        help="of a round with shared prompts",
+    )  # fmt: skip
     parser.add_argument("--prompts", type=Path, help="one a line [default: built in]")
     parser.add_argument("--method", default="auto", help="as in `stretto run`")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--pool-slots", default=str(POOL_SLOTS))
     arguments, options = parser.parse_known_args(argv)
+    if "--no-prefix-cache" in options:
+        parser.error("--no-prefix-cache is one side of the second part; leave it out")
     fixed = ["--dtype", arguments.dtype, "--pool-slots", arguments.pool_slots]
-    fixed.append("--no-prefix-cache")  # the same prompts come in each level
     return run(arguments, [*fixed, *options])
 
 

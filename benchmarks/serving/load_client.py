@@ -55,10 +55,6 @@ class Seen:
     total_s: float = 0.0
     drawn_tokens: int = 0
 
-    @property
-    def is_finished(self) -> bool:
-        return self.error is None and self.finish_reason in ("stop", "length")
-
     def to_json(self) -> dict[str, Any]:
         """For a row of raw results: the time to the first text, and from each to the next."""
         times = [round(t, 5) for t in self.arrivals_s]
@@ -101,7 +97,8 @@ class Address:
 
 
 def answer(address: Address, ask: Ask) -> Seen:
-    """Asks, and reads the answer to its end. What goes wrong is in `error`."""
+    """Asks, and reads the answer to its end. Whatever goes wrong, in the server or here, is in
+    `error`."""
     seen = Seen(ask.number, ask.max_tokens)
     connection = http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT_S)
     begun = time.perf_counter()
@@ -119,7 +116,7 @@ def answer(address: Address, ask: Ask) -> Seen:
                 break
         else:
             seen.error = seen.error or "the stream ended before its last line"
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except Exception as error:
         seen.error = f"{type(error).__name__}: {error}"
     finally:
         connection.close()
@@ -148,7 +145,8 @@ def _take(seen: Seen, chunk: dict[str, Any], now_s: float) -> None:
 
 def crowd(address: Address, asks: Sequence[Ask], num_clients: int) -> tuple[list[Seen], float]:
     """Answers to all requests, in their order, asked by so many clients each of which asks for the
-    next one when it has its answer; and the seconds until the last one has."""
+    next one when it has its answer; and the seconds until the last one has. Raises `RuntimeError`
+    if a request is not among them, since its client died."""
     waiting = deque(asks)
     found: list[Seen] = []
 
@@ -167,6 +165,8 @@ def crowd(address: Address, asks: Sequence[Ask], num_clients: int) -> tuple[list
     for thread in threads:
         thread.join()
     seconds = time.perf_counter() - begun
+    if len(found) != len(asks):
+        raise RuntimeError(f"{len(asks) - len(found)} of {len(asks)} requests were lost")
     return sorted(found, key=lambda seen: seen.number), seconds
 
 

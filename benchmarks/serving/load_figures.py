@@ -20,7 +20,8 @@ DEFINITIONS = {
     "unfinished": "requests that got an error, or no end",
     "same, near_ties, different": "texts against that of the first request of its kind that one "
     "client asked for: equal; equal up to a token whose log-probability differs by less than 0.001 "
-    "from the other text's; neither",
+    "from the other text's, neither of the two likelier than half; neither. Of `cache`: texts with "
+    "the cache against those without",
     "ttft_p50_ms, ttft_p95_ms": "from sending a request to its first text, over requests",
     "gap_p50_ms, gap_p95_ms": "from each piece of text to the next, over all of them; what waits "
     "for its place in the document comes late, and in one piece",
@@ -28,22 +29,42 @@ DEFINITIONS = {
     "first request to the last end; the median of rounds",
     "speedup, low, high": "tokens_per_s over that of one client in the same round: the median, "
     "with a bootstrap 95% interval over rounds",
-    "server_share": "what the engine's thread does for the server between passes, over the passes; "
-    "the median of rounds",
+    "pairs": "rounds; in each, every number of clients and its twin without a server come once, in "
+    "alternating order",
+    "forward_ms": "mean of a pass in the engine's forward; the median of rounds",
+    "pass_ms": "mean of a pass, and of what the engine's thread does for the server until the "
+    "next one; the median of rounds",
+    "direct_pass_ms": "mean of a pass in one process without a server, for the same requests by "
+    "the Python API, as many of them under way at once; the median of rounds",
+    "pass_ratio, pass_low, pass_high": "pass_ms over direct_pass_ms in the same round: the median, "
+    "with a bootstrap 95% interval over rounds; of `cache`, pass_ms over that without the cache",
+    "direct_tokens_per_s": "tokens_per_s of that process; the median of rounds",
+    "server_share": "between_share, loop_share and aside_share together: all that the server takes "
+    "beside decoding, as if nothing of it ran while the engine computes; the median of rounds",
+    "between_share": "what the engine's thread does for the server between passes, over the "
+    "forward",
+    "loop_share": "CPU time of the server's event loop, over the forward",
+    "aside_share": "CPU time of the threads that prepare requests and count answers, over the "
+    "forward",
     "scheduler_share": "what a pass does outside of the engine's forward, over the forward "
     "(sampling, masks, books)",
-    "loop_share": "CPU time of the server's event loop, over the passes: the most that it can take "
-    "from them by holding the interpreter",
-    "pass_ms": "mean of a pass; the median of rounds",
+    "cached_share": "prompt tokens that were not computed, since an earlier prompt began with "
+    "them, over all of them",
 }
-TARGETS = {"speedup": ("16 clients", 4.0), "server_share": ("each", 0.05)}
+SPEEDUP_CLIENTS, LEAST_SPEEDUP = 16, 4.0
+MOST_SHARE = 0.05
+ENOUGH_ROUNDS = 7
 GAUGES = {
     "passes": "stretto_pass_seconds_count",
     "pass_s": "stretto_pass_seconds_sum",
     "forward_s": "stretto_forward_seconds",
     "between_s": "stretto_between_passes_seconds_total",
     "loop_s": "stretto_event_loop_cpu_seconds",
+    "aside_s": "stretto_thread_pool_cpu_seconds_total",
+    "prompt_tokens": "stretto_prompt_tokens_total",
+    "cached_tokens": "stretto_cached_prompt_tokens_total",
 }
+YES, NO, UNKNOWN = "yes", "no", "not measured"
 
 
 def read_gauges(text: bytes) -> dict[str, float]:
@@ -55,41 +76,45 @@ def read_gauges(text: bytes) -> dict[str, float]:
 def summary(cells: dict[tuple[int, int], Row]) -> tuple[list[Row], list[Row]]:
     """A row a number of clients, and the raw rows of all requests, without their tokens; texts are
     kept once, and where they differ. `cells`: by round and clients, `seconds`, `gauges` (what they
-    grew by), `seen`."""
+    grew by), `seen`, and `direct`, what the same came to without a server."""
     rounds = sorted({number for number, _ in cells})
     alone = {row["request"]: row for row in reversed(_one(cells, rounds))}
     rows, records = [], []
     for clients in sorted({clients for _, clients in cells}):
-        own = [cells[number, clients] for number in rounds if (number, clients) in cells]
+        numbers = [number for number in rounds if (number, clients) in cells]
+        own = [cells[number, clients] for number in numbers]
         seen = [row for cell in own for row in cell["seen"]]
-        verdicts = [compared(alone[row["request"]], row) for row in seen]
-        ratios = [
-            _speed(cells[number, clients]) / _speed(cells[number, 1])
-            for number in rounds
-            if (number, clients) in cells
-        ]
-        kinds = [kind for kind, _ in verdicts]
+        found = [compared(alone[row["request"]], row) for row in seen]
+        ratios = [_speed(cells[n, clients]) / _speed(cells[n, 1]) for n in numbers]
         rows.append(
             {
                 "clients": clients,
-                "requests": len(seen),
-                "unfinished": sum(not is_finished(row) for row in seen),
-                "same": kinds.count("same"),
-                "near_ties": kinds.count("near tie"),
-                "different": kinds.count("different"),
+                **counted(seen, [kind for kind, _ in found]),
                 **_latencies(seen),
                 "tokens_per_s": float(np.median([_speed(cell) for cell in own])),
-                **_ratio(bootstrap_median(ratios, seed=clients)),
-                "rounds": len(own),
-                **_shares([cell["gauges"] for cell in own]),
+                **ratio_of(bootstrap_median(ratios, seed=clients), "speedup"),
+                "pairs": len(own),
+                **shares([cell["gauges"] for cell in own]),
+                **_beside_direct(own, seed=clients),
             }
         )
-        records += _records(clients, own, verdicts, alone)
+        records += _records(clients, own, found, alone)
     return [rounded(row) for row in rows], records
 
 
 def is_finished(row: Row) -> bool:
     return row["error"] is None and row["finish_reason"] in ("stop", "length")
+
+
+def counted(seen: Sequence[Row], kinds: Sequence[str]) -> Row:
+    """How many requests there were, and what became of them and their texts."""
+    return {
+        "requests": len(seen),
+        "unfinished": sum(not is_finished(row) for row in seen),
+        "same": kinds.count("same"),
+        "near_ties": kinds.count("near tie"),
+        "different": kinds.count("different"),
+    }
 
 
 def _one(cells: dict[tuple[int, int], Row], rounds: list[int]) -> list[Row]:
@@ -101,8 +126,8 @@ def _speed(cell: Row) -> float:
     return float(sum(row["drawn_tokens"] for row in cell["seen"]) / cell["seconds"])
 
 
-def _ratio(found: Interval) -> Row:
-    return {"speedup": found.median, "low": found.low, "high": found.high}
+def ratio_of(found: Interval, name: str, prefix: str = "") -> Row:
+    return {name: found.median, f"{prefix}low": found.low, f"{prefix}high": found.high}
 
 
 def _latencies(seen: Sequence[Row]) -> Row:
@@ -117,47 +142,80 @@ def _latencies(seen: Sequence[Row]) -> Row:
     }
 
 
-def _shares(gauges: Sequence[Row]) -> Row:
-    def median(values: Sequence[float]) -> float:
-        return float(np.median(values))
+def pass_ms(gauges: Row) -> float:
+    """Of the engine's thread: a pass, and what it does for the server until the next one."""
+    return float((gauges["pass_s"] + gauges["between_s"]) / gauges["passes"] * 1e3)
+
+
+def shares(gauges: Sequence[Row]) -> Row:
+    """What the server and the scheduler take, over the engine's own time; medians of rounds."""
+
+    def median(*names: str) -> float:
+        return float(np.median([sum(g[name] for name in names) / g["forward_s"] for g in gauges]))
 
     return {
-        "pass_ms": median([g["pass_s"] / g["passes"] * 1e3 for g in gauges]),
-        "server_share": median([g["between_s"] / g["pass_s"] for g in gauges]),
-        "scheduler_share": median([g["pass_s"] / g["forward_s"] - 1 for g in gauges]),
-        "loop_share": median([g["loop_s"] / g["pass_s"] for g in gauges]),
+        "forward_ms": float(np.median([g["forward_s"] / g["passes"] * 1e3 for g in gauges])),
+        "pass_ms": float(np.median([pass_ms(g) for g in gauges])),
+        "server_share": median("between_s", "loop_s", "aside_s"),
+        "between_share": median("between_s"),
+        "loop_share": median("loop_s"),
+        "aside_share": median("aside_s"),
+        "scheduler_share": median("pass_s") - 1,
+    }
+
+
+def _beside_direct(own: Sequence[Row], seed: int) -> Row:
+    direct = [cell["direct"] for cell in own]
+    times = [found["pass_s"] / found["passes"] * 1e3 for found in direct]
+    ratios = [pass_ms(cell["gauges"]) / ms for cell, ms in zip(own, times, strict=True)]
+    speeds = [found["drawn_tokens"] / found["seconds"] for found in direct]
+    return {
+        "direct_pass_ms": float(np.median(times)),
+        **ratio_of(bootstrap_median(ratios, seed=seed), "pass_ratio", "pass_"),
+        "direct_tokens_per_s": float(np.median(speeds)),
     }
 
 
 def _records(
-    clients: int, own: Sequence[Row], verdicts: Sequence[tuple[str, float | None]],
+    clients: int, own: Sequence[Row], found: Sequence[tuple[str, float | None]],
     alone: dict[int, Row],
 ) -> list[Row]:  # fmt: skip
-    found, left = [], iter(verdicts)
+    records, left = [], iter(found)
     for number, cell in enumerate(own):
         for row in cell["seen"]:
             kind, gap = next(left)
-            kept = {key: value for key, value in row.items() if key not in ("text", "tokens")}
-            if kind != "same" or row is alone[row["request"]]:
-                kept["text"] = row["text"]
-            record = {"clients": clients, "round": number, **kept, "verdict": kind}
-            found.append(record | ({} if gap is None else {"gap": gap}))
-    return found
+            keeps_text = kind != "same" or row is alone[row["request"]]
+            place = {"clients": clients, "round": number}
+            records.append(record(place, row, kind, gap, keeps_text=keeps_text))
+    return records
 
 
-def verdicts(rows: Sequence[Row]) -> dict[str, bool]:
-    """Which of what is to be shown was shown."""
-    met = {
-        "all finished": not any(row["unfinished"] for row in rows),
-        "texts as alone": not any(row["different"] for row in rows),
+def record(place: Row, row: Row, kind: str, gap: float | None, *, keeps_text: bool) -> Row:
+    """A raw row of a request, without its tokens."""
+    left_out = ("tokens",) if keeps_text else ("text", "tokens")
+    kept = {key: value for key, value in row.items() if key not in left_out}
+    return {**place, **kept, "verdict": kind} | ({} if gap is None else {"gap": gap})
+
+
+def verdicts(rows: Sequence[Row], cache: Sequence[Row]) -> dict[str, str]:
+    """Which of what is to be shown was shown: `YES`, `NO`, or `UNKNOWN` where this run cannot tell.
+    `rows`: of `summary`; `cache`: of the runs with and without prompts that are shared."""
+    many = next((row for row in rows if row["clients"] == SPEEDUP_CLIENTS), None)
+    faster = f"{SPEEDUP_CLIENTS} clients: at least {LEAST_SPEEDUP:g} times the tokens of one"
+    is_told = many is not None and many["pairs"] >= ENOUGH_ROUNDS
+    return {
+        "all finished": _said(not any(row["unfinished"] for row in (*rows, *cache))),
+        "texts as alone": _said(not any(row["different"] for row in rows)),
+        "texts with shared prompts as without": _said(not any(row["different"] for row in cache)),
+        faster: _said(many["low"] >= LEAST_SPEEDUP) if many and is_told else UNKNOWN,
+        f"server below {MOST_SHARE:.0%} of the engine's time": _said(
+            all(row["server_share"] < MOST_SHARE for row in rows)
+        ),
     }
-    place, least = TARGETS["speedup"]
-    for row in rows:
-        if f"{row['clients']} clients" == place:
-            met[f"{place}: at least {least:g} times the tokens of one"] = row["speedup"] >= least
-    most = TARGETS["server_share"][1]
-    met[f"server below {most:.0%} of a pass"] = all(row["server_share"] < most for row in rows)
-    return met
+
+
+def _said(is_so: bool) -> str:
+    return YES if is_so else NO
 
 
 def plot(rows: Sequence[Row]) -> Figure:

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -26,6 +26,7 @@ from stretto.server.order import DocumentOrder, Drawn
 from stretto.server.schema import StreamOptions
 from stretto.server.wire import Envelope, details_of, usage_of
 
+T = TypeVar("T")
 log = logging.getLogger("stretto.server")
 PING_S = 15.0
 """A stream that has nothing to say says so this often, for what closes silent connections."""
@@ -49,7 +50,7 @@ class Answer:
     async def begin(self, *, is_stream: bool) -> None:
         """Prepares and submits the samples. Raises `ApiError`."""
         deadline = time.perf_counter() + self.engine.settings.deadline_s
-        streams = await run_in_threadpool(self.ask.prepare, self.engine.lm)
+        streams = await self._aside(lambda: self.ask.prepare(self.engine.lm))
         self.jobs = [
             Job(
                 stream, self.news, deadline,
@@ -71,7 +72,19 @@ class Answer:
 
     async def complete(self) -> list[Completion]:
         """The completions of samples that are done; made off the event loop, since they count."""
-        return await run_in_threadpool(lambda: [job.stream.completion for job in self.jobs])
+        return await self._aside(lambda: [job.stream.completion for job in self.jobs])
+
+    async def _aside(self, make: Callable[[], T]) -> T:
+        """What `make` makes, in a thread of the pool, whose CPU time is counted."""
+
+        def counted() -> T:
+            begun = time.thread_time()
+            try:
+                return make()
+            finally:
+                self.engine.metrics.aside.inc(time.thread_time() - begun)
+
+        return await run_in_threadpool(counted)
 
     def failure(self, job: Job) -> ApiError | None:
         """What a sample that is done ended with, if it is no answer."""

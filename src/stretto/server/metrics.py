@@ -37,6 +37,10 @@ class Metrics:
             "stretto_between_passes_seconds",
             "What the engine's thread does for the server, besides passes.", registry=registry,
         )  # fmt: skip
+        self.aside = Counter(
+            "stretto_thread_pool_cpu_seconds",
+            "CPU time of threads that prepare requests and count answers.", registry=registry,
+        )  # fmt: skip
         self._finished = Counter(
             "stretto_samples", "Samples that ended.", ["finish_reason"], registry=registry
         )
