@@ -13,7 +13,7 @@ from rich.console import Console
 from stretto import LM, SamplingParams
 from stretto.cli import main
 from stretto.cli.demo_board import Board, LiveBoard
-from stretto.cli.demo_tip import Lines, _play, pause_between
+from stretto.cli.demo_parts import Lines, pause_between, play
 from stretto.models.tiny import new_tiny
 from stretto.problems import ALPHABET
 from stretto.runtime.events import Token
@@ -45,7 +45,7 @@ def scripted(lm: LM) -> tuple[Any, Board]:
 
 def test_the_board_is_the_trace(lm: LM) -> None:
     stream, board = scripted(lm)
-    assert _play(lm, stream, board, Lines(board), lambda: False)
+    assert play(lm, stream, board, Lines(board.whole_lines), lambda: False)
     assert [step["text"] for step in board.to_json()] == STEPS
     assert [step["register"] for step in board.to_json()] == [0, 1, 0, 0]
     assert [step["gone_at"] for step in board.to_json()] == [2, None, 3, None]
@@ -79,7 +79,7 @@ def test_live_tokens_are_those_of_the_completion(lm: LM) -> None:
 
 def test_lines_come_when_a_step_is_whole(lm: LM, capfd: Any) -> None:
     stream, board = scripted(lm)
-    _play(lm, stream, board, Lines(board), lambda: False)
+    play(lm, stream, board, Lines(board.whole_lines), lambda: False)
     lines = capfd.readouterr().out.splitlines()
     assert lines == [
         "step 1  r0 a=1:1  live 9 of 9 tokens",
@@ -101,7 +101,7 @@ def test_the_live_board_strikes_out_what_is_gone(lm: LM, width: int, monkeypatch
     stream, board = scripted(lm)
     waits: list[int] = []
     view = LiveBoard(console, board, "a?", wait=lambda: waits.append(board.num_dense))
-    _play(lm, stream, board, view, lambda: False)
+    play(lm, stream, board, view, lambda: False)
     assert waits == list(range(4, board.num_dense + 1))
     with console.capture() as capture:
         console.print(view.render())
@@ -121,7 +121,7 @@ def test_the_live_board_strikes_out_what_is_gone(lm: LM, width: int, monkeypatch
 def test_ctrl_c_keeps_what_there_is(lm: LM) -> None:
     stream, board = scripted(lm)
     presses = iter([False] * 10 + [True] * 5)
-    assert not _play(lm, stream, board, Lines(board), lambda: next(presses))
+    assert not play(lm, stream, board, Lines(board.whole_lines), lambda: next(presses))
     assert stream.request.finish_reason == "cancelled"
     assert 0 < len(board.steps) < 4
     lm.scheduler.check_integrity()

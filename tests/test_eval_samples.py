@@ -256,7 +256,12 @@ def test_an_answer_tells_what_it_kept_in_view() -> None:
         assert row.mean <= row.slots_mean <= row.reserved_peak
         assert row.slots_peak % 4 == row.reserved_peak % 4 == 0
         assert row.slots_peak <= row.reserved_peak
+        assert row.reserved_mean is not None
+        assert row.reserved_mean < row.reserved_peak
     prompt = sum(map(len, dense.trace.prompt))
+    held = [4 * (-(-prompt // 4) + -(-k // 4)) for k in range(20)]  # k tokens fed after the prompt
+    assert rows[0].reserved_mean == pytest.approx(statistics.mean(held))
+    assert rows[1].reserved_mean < rows[0].reserved_mean
     pages = [4 * (-(-prompt // 4) + -(-(k + 1) // 4)) for k in range(20)]
     assert live_tokens(dense.trace, 4).mean == pytest.approx(statistics.mean(pages))
     assert rows[0].generated_slots_mean == pytest.approx(
@@ -286,6 +291,7 @@ def test_every_method_is_an_arm_with_its_settings(
     assert table["dense"]["live_share"] == 1
     assert table["window"]["live_peak"] <= 16 < table["dense"]["live_peak"]
     assert table["window"]["live_slots"] >= table["window"]["live"]
+    assert table["window"]["reserved"] < table["dense"]["reserved"]
     folders = [str(out / arm.partition("=")[0]) for arm in ARMS]
     assert main(["eval", "plot", *folders, "--out", str(tmp_path / "plots"), "--json"]) == 0
     assert "live_generated.png" in json.loads(capfd.readouterr().out)

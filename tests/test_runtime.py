@@ -694,12 +694,14 @@ def test_pool_books() -> None:
         pool.check_integrity()
 
 
-def test_a_requests_peak_outlives_what_it_gives_back() -> None:
+def test_what_a_request_held_outlives_what_it_gives_back() -> None:
     memory, pool = RequestMemory(), Pool(10)
+    assert memory.mean_pages == 0
     memory.extend(pool, [{0: 3}])
     memory.free(pool, [0])
     memory.extend(pool, [{1: 1}])
     assert (memory.num_pages, memory.peak_pages) == (1, 3)
+    assert memory.mean_pages == 2  # 3 in one pass, 1 in the next
 
 
 def test_scripted_helper_is_deterministic() -> None:

@@ -275,6 +275,13 @@ def test_a_problem_counts_once_however_many_seeds_answered_it() -> None:
     assert (found["accuracy_least"], found["accuracy_most"]) == (50.0, 100.0)
     assert found["accuracy_over_dense"] == 25.0
     assert found["saved"] == 50.0  # 5 of (19 + 1) / 2
+    assert found["reserved_mean"] is None  # rows from before it was kept
+    held = [
+        row("p", reserved_mean=20.0, reserved_peak=24),
+        row("q", reserved_mean=30.0, reserved_peak=40),
+    ]
+    found = table_row(Arm("a", {"0": held}), None)
+    assert (found["reserved_mean"], found["reserved_peak"]) == (25.0, 32.0)
 
 
 def test_claims_hold_and_fail_by_their_figures() -> None:

@@ -39,6 +39,8 @@ class Solved(Row):
     live_peak: int
     generated_mean: float
     generated_peak: int
+    reserved_mean: float | None = None
+    reserved_peak: int | None = None
     slots: dict[str, tuple[float, int, float, int]]
     text: str
 
@@ -96,6 +98,8 @@ def row_of(
         live_peak=live.peak,
         generated_mean=float(f"{live.generated_mean:.9g}"),
         generated_peak=live.generated_peak,
+        reserved_mean=float(f"{live.pool_mean_slots:.9g}"),
+        reserved_peak=live.pool_peak_slots,
         slots={str(page): slots_of(trace, page) for page in PAGES},
         text=text,
     )

@@ -83,6 +83,9 @@ def table_row(arm: Arm, reference: Arm | None) -> dict[str, Any]:
     row["live_peak"] = statistics.fmean(r.generated_peak for r in every)
     row["with_prompt"] = statistics.fmean(r.live_mean for r in every)
     row["with_prompt_peak"] = statistics.fmean(r.live_peak for r in every)
+    for name in ("reserved_mean", "reserved_peak"):
+        held = [value for r in every if (value := getattr(r, name)) is not None]
+        row[name] = statistics.fmean(held) if held else None
     for page in PAGES[1:]:
         slots = [r.slots[str(page)] for r in every]
         row[f"slots_{page}"] = statistics.fmean(s[2] for s in slots)

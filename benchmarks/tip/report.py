@@ -33,6 +33,8 @@ SHOWN = (
     ("live_peak", "peak"),
     ("with_prompt", "with prompt"),
     ("slots_8", "slots, pages of 8"),
+    ("reserved_mean", "reserved slots"),
+    ("reserved_peak", "reserved peak"),
     ("saved", "saved, %"),
     ("tokens", "tokens"),
     ("accuracy_over_dense", "points over Dense+GRPO"),

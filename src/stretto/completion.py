@@ -54,7 +54,8 @@ class Usage:
 class LiveKV:
     """Tokens visible to a response token, itself included; `dense_mean` with nothing hidden.
 
-    `pool_peak_slots`: page size times the most pages the request held at once.
+    `pool_mean_slots`, `pool_peak_slots`: page size times the pages that the request held in a pass,
+    full or not, shared ones once: the mean over its passes, those of its prompt included, and most.
     """
 
     mean: float
@@ -62,6 +63,7 @@ class LiveKV:
     generated_mean: float
     generated_peak: int
     dense_mean: float
+    pool_mean_slots: float
     pool_peak_slots: int
 
 
@@ -144,7 +146,6 @@ def complete(
     trace = request.recorder.freeze()
     usage = count_usage(request, trace)
     steps = usage.sequential_steps
-    live = live_tokens(trace)
     return Completion(
         text=request.text,
         finish_reason=request.finish_reason,
@@ -154,13 +155,22 @@ def complete(
         seed=request.params.seed,
         threads=_threads(request, trace),
         usage=usage,
-        live_kv=LiveKV(**asdict(live), pool_peak_slots=page_size * request.memory.peak_pages),
+        live_kv=_live_kv(request, trace, page_size),
         timing=_timing(request, usage),
         speedup=Speedup(usage.completion_tokens / steps if steps else 0.0),
         issues=issues,
         annotated=annotated,
         trace=trace,
         events=tuple(request.log.events),
+    )
+
+
+def _live_kv(request: Request, trace: Trace, page_size: int) -> LiveKV:
+    memory = request.memory
+    return LiveKV(
+        **asdict(live_tokens(trace)),
+        pool_mean_slots=page_size * memory.mean_pages,
+        pool_peak_slots=page_size * memory.peak_pages,
     )
 
 

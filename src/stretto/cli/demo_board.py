@@ -86,6 +86,10 @@ class Board:
         else:
             self._leaving.append(step)
 
+    def whole_lines(self, is_over: bool) -> list[str]:
+        """A line for each step but the last, which may go on until all is over."""
+        return [self.line(number) for number in range(len(self.steps) - (not is_over))]
+
     def line(self, number: int) -> str:
         """A step in words, with what it let go of and the tokens that were live at its end."""
         step = self.steps[number]

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stretto.cli.demo_parts import Lines, NoView, View, load, pause_between, play
 from stretto.cli.output import interruptible, is_live, say, write_json, write_line
+from stretto.errors import INTERRUPTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from stretto.cli.demo_board import Board
     from stretto.completion import Completion
-    from stretto.lm import LM
     from stretto.problems import Problem
-    from stretto.stream import Stream
 
 MODEL = "tiny-tip"
-INTERRUPTED = 130
-POOL_SLOTS = 4096
-LONGEST_WAIT_S = 10.0
 
 Model = Annotated[str, typer.Option(help="A model of dialect tip, taught such problems.")]
 Task = Annotated[str, typer.Option(help="program, tree, chain, dag or countdown.")]
@@ -62,13 +57,15 @@ def tip(
     from stretto.problems import problem
 
     asked = problem(task, size, index, split=split, seed=seed)
-    lm = _load(model, engine)
+    lm = load(
+        model, engine, own=MODEL, dialect="tip", lacks="steps to let go of", docs="docs/tiny.md"
+    )
     stream = lm.submit(asked.prompt, SamplingParams(max_tokens=max_tokens))
     registers = {i: int(name.removeprefix("reg_")) for name, i in lm.card.control.items()}
     board = Board(stream.request.num_prompt_tokens, registers)
     show = _view(asked, board, pace, as_json=as_json, quiet=quiet)
     with interruptible() as pressed:
-        finished = _play(lm, stream, board, show, pressed)
+        finished = play(lm, stream, board, show, pressed)
     if not as_json and not quiet:
         _summarise(asked, stream.completion)
     if as_json:
@@ -77,65 +74,13 @@ def tip(
         raise typer.Exit(INTERRUPTED)
 
 
-class View(Protocol):
-    """Shows a board: `update` after each token, `finish` once at the end."""
-
-    def update(self) -> None: ...
-    def finish(self) -> None: ...
-
-
-class NoView:
-    def update(self) -> None: ...
-    def finish(self) -> None: ...
-
-
-class Lines:
-    """One line a step on stdout, once it is whole; none is changed afterwards."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._num_written = 0
-
-    def update(self) -> None:
-        self._write(len(self._board.steps) - 1)
-
-    def finish(self) -> None:
-        self._write(len(self._board.steps))
-
-    def _write(self, stop: int) -> None:
-        for number in range(self._num_written, stop):
-            write_line(self._board.line(number))
-        self._num_written = max(self._num_written, stop)
-
-
-def _load(model: str, engine: str) -> LM:
-    """The model. Raises `ModelUnavailable` where none is shipped, and `InvalidInput` for one that
-    has no registers."""
-    from stretto.errors import InvalidInput, ModelUnavailable
-    from stretto.lm import LM
-    from stretto.models.shipped import shipped
-
-    if model == MODEL and model not in shipped():
-        raise ModelUnavailable(
-            f"model {MODEL!r} does not come with this version; train one (docs/tiny.md) and give "
-            "its folder with --model"
-        )
-    lm = LM.load(model, engine=engine, pool_slots=POOL_SLOTS)
-    if lm.card.dialect != "tip":
-        raise InvalidInput(
-            f"{model} writes dialect {lm.card.dialect}, which has no steps to let go of; give a "
-            "model of dialect tip"
-        )
-    return lm
-
-
 def _view(problem: Problem, board: Board, pace: float, *, as_json: bool, quiet: bool) -> View:
     """Live on a terminal, else lines, or nothing."""
     if as_json or quiet:
         return NoView()
     if not is_live(sys.stdout):
         write_line(f"{problem.task}, {problem.size} steps: {problem.prompt}")
-        return Lines(board)
+        return Lines(board.whole_lines)
     from rich.console import Console
 
     from stretto.cli.demo_board import LiveBoard
@@ -143,28 +88,6 @@ def _view(problem: Problem, board: Board, pace: float, *, as_json: bool, quiet: 
     console = Console(file=sys.stdout, highlight=False)
     pause_s = pause_between(pace)
     return LiveBoard(console, board, problem.prompt, wait=lambda: time.sleep(pause_s))
-
-
-def pause_between(pace: float) -> float:
-    """Seconds between tokens at so many a second, `LONGEST_WAIT_S` at most; of pace 0 none."""
-    return min(1 / pace, LONGEST_WAIT_S) if pace else 0.0
-
-
-def _play(
-    lm: LM, stream: Stream, board: Board, view: View, is_interrupted: Callable[[], bool]
-) -> bool:
-    """Decodes to the end, or until Ctrl-C: then False."""
-    request = stream.request
-    try:
-        while not request.is_done and not is_interrupted():
-            lm.step(request)
-            if board.take(request.log.take()):
-                view.update()
-    finally:
-        stream.close()
-        board.take(request.log.take())
-        view.finish()
-    return not is_interrupted()
 
 
 def _summarise(problem: Problem, completion: Completion) -> None:
@@ -183,6 +106,7 @@ def _summarise(problem: Problem, completion: Completion) -> None:
 
 def _facts(problem: Problem, completion: Completion, board: Board) -> dict[str, Any]:
     kv = completion.live_kv
+    held = ("mean", "peak", "dense_mean", "pool_mean_slots", "pool_peak_slots")
     return {
         "problem": problem.id,
         "prompt": problem.prompt,
@@ -195,7 +119,7 @@ def _facts(problem: Problem, completion: Completion, board: Board) -> dict[str, 
             "prompt_tokens": completion.usage.prompt_tokens,
             "completion_tokens": completion.usage.completion_tokens,
         },
-        "live_kv": {"mean": kv.mean, "peak": kv.peak, "dense_mean": kv.dense_mean},
+        "live_kv": {name: getattr(kv, name) for name in held},
         "model": completion.model,
         "engine": completion.engine,
     }

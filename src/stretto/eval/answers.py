@@ -129,6 +129,7 @@ def live_of(completion: Completion, page_size: int) -> LiveRow:
         slots_mean=round(slots.mean, 6),
         slots_peak=slots.peak,
         generated_slots_mean=round(slots.generated_mean, 6),
+        reserved_mean=round(tokens.pool_mean_slots, 6),
         reserved_peak=tokens.pool_peak_slots,
     )
 

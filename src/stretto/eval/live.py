@@ -11,7 +11,7 @@ from stretto.eval.statistics import NOTHING, Estimate, estimate_mean
 
 LIVE = (
     "live", "live_peak", "live_generated", "live_generated_peak", "live_dense", "live_share",
-    "live_slots", "live_generated_slots", "reserved_peak",
+    "live_slots", "live_generated_slots", "reserved", "reserved_peak",
 )  # fmt: skip
 
 DEFINITIONS = {
@@ -26,6 +26,8 @@ DEFINITIONS = {
     "live_slots": "slots of the pages that hold the tokens of live; every segment starts on a page "
     "of its own",
     "live_generated_slots": "the same without the prompt's pages",
+    "reserved": "slots of the pages that an answer held, full or not, the prompt's included; mean "
+    "over its passes, those of its prompt included",
     "reserved_peak": "slots of the most pages that an answer held at once, the prompt's included",
     "live_weighted": "sum of live_generated over all tokens of all answers, by their number: long "
     "answers count for more",
@@ -46,6 +48,7 @@ def live_figures(answer: Answered | None) -> dict[str, float | int | None]:
         "live_share": live.generated_mean / live.dense_generated_mean,
         "live_slots": live.slots_mean,
         "live_generated_slots": live.generated_slots_mean,
+        "reserved": live.reserved_mean,
         "reserved_peak": live.reserved_peak,
     }
 

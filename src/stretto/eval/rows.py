@@ -30,7 +30,9 @@ class LiveRow(BaseModel):
 
     `generated`: without those of the prompt. `dense_generated_mean`: what `generated_mean` would be
     with nothing hidden. `slots`: those of the pages of `page_size` that hold them, each segment on
-    pages of its own. `reserved_peak`: slots of the most pages the answer held at once.
+    pages of its own. `reserved_mean`, `reserved_peak`: slots of the pages the answer held, full or
+    not: over its passes, those of its prompt included, and at most; the mean is None in runs from
+    before it was kept.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,6 +45,7 @@ class LiveRow(BaseModel):
     slots_mean: float
     slots_peak: int
     generated_slots_mean: float
+    reserved_mean: float | None = None
     reserved_peak: int
 
 

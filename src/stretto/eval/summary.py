@@ -15,7 +15,9 @@ from stretto.eval.statistics import NOTHING, Estimate, estimate_mean
 from stretto.files import write_atomically
 
 Figures = Sequence[Mapping[str, Any]]
-SHOWN = ("live", "live_peak", "live_generated", "live_dense", "live_share", "reserved_peak")
+SHOWN = (
+    "live", "live_peak", "live_generated", "live_dense", "live_share", "reserved", "reserved_peak",
+)  # fmt: skip
 """What is told to people of what was kept in view."""
 QUALITIES = ("accuracy", "majority", "accuracy_ended", "truncated", "win_rate", "lc_win_rate")
 """In percent; more is better but of `truncated`."""

@@ -19,7 +19,8 @@ class RequestMemory:
 
     `on_leaving` is called once, before the last of them are given back, unless what belongs there
     has been copied out and was never put back. `num_adopted` counts tokens
-    whose keys and values were there before the request.
+    whose keys and values were there before the request. `mean_pages` and `peak_pages` are of the
+    passes that it has had slots for.
     """
 
     def __init__(self) -> None:
@@ -27,9 +28,16 @@ class RequestMemory:
         self.epoch = 0
         self.num_pages = 0
         self.peak_pages = 0
+        self._page_passes = 0
+        self._num_passes = 0
         self.num_adopted = 0
         self.on_leaving: Callable[[], None] | None = None
         self._kept: tuple[list[tuple[SlotList, int]], Any] | None = None
+
+    @property
+    def mean_pages(self) -> float:
+        """Pages held, over the passes so far; 0.0 before the first."""
+        return self._page_passes / self._num_passes if self._num_passes else 0.0
 
     def pages_needed(self, pool: Pool, rows: Iterable[Lengths]) -> int:
         """Free pages that growing segments to these lengths takes."""
@@ -42,7 +50,8 @@ class RequestMemory:
         return sum(pool.pages_to_extend(s, max(0, n - len(s.slots))) for s, n in held)
 
     def extend(self, pool: Pool, rows: Iterable[Lengths]) -> None:
-        """Appends slots to segments up to these lengths. Enough pages must be free."""
+        """Appends slots to segments up to these lengths, for one pass. Enough pages must be
+        free."""
         for lengths in rows:
             for handle, length in lengths.items():
                 slots = self.slots.setdefault(handle, SlotList())
@@ -50,6 +59,8 @@ class RequestMemory:
                 pool.extend(slots, max(0, length - len(slots.slots)))
                 self.num_pages += len(slots.pages) - before
         self.peak_pages = max(self.peak_pages, self.num_pages)
+        self._page_passes += self.num_pages
+        self._num_passes += 1
 
     def adopt(self, pool: Pool, handle: int, pages: Sequence[int]) -> int:
         """A segment without slots begins with pages that others have written; how many tokens

@@ -1,0 +1,100 @@
+"""What demos have in common: a model that comes with Stretto, a view of it at work, a pace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from stretto.cli.output import write_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stretto.lm import LM
+    from stretto.runtime.events import Event
+    from stretto.stream import Stream
+
+POOL_SLOTS = 4096
+LONGEST_WAIT_S = 10.0
+
+
+class Board(Protocol):
+    """What is there so far. `take` brings it up to date and says whether anything changed."""
+
+    def take(self, events: Sequence[Event]) -> bool: ...
+
+
+class View(Protocol):
+    """Shows a board: `update` after each pass that changed it, `finish` once at the end."""
+
+    def update(self) -> None: ...
+    def finish(self) -> None: ...
+
+
+class NoView:
+    def update(self) -> None: ...
+    def finish(self) -> None: ...
+
+
+class Lines:
+    """Lines on stdout as soon as they are whole; none is changed afterwards. `whole_lines`: all
+    that are so far; given True, all there are."""
+
+    def __init__(self, whole_lines: Callable[[bool], Sequence[str]]) -> None:
+        self._whole_lines = whole_lines
+        self._num_written = 0
+
+    def update(self) -> None:
+        self._write(self._whole_lines(False))
+
+    def finish(self) -> None:
+        self._write(self._whole_lines(True))
+
+    def _write(self, lines: Sequence[str]) -> None:
+        for line in lines[self._num_written :]:
+            write_line(line)
+        self._num_written = max(self._num_written, len(lines))
+
+
+def load(model: str, engine: str, *, own: str, dialect: str, lacks: str, docs: str) -> LM:
+    """The model. `own`: the name of the one that comes with Stretto; `docs`: the page that tells
+    how such a one is made; `lacks`: what a model of another dialect has none of. Raises
+    `ModelUnavailable` where the own one is missing, `InvalidInput` for another dialect."""
+    from stretto.errors import InvalidInput, ModelUnavailable
+    from stretto.lm import LM
+    from stretto.models.shipped import shipped
+
+    if model == own and model not in shipped():
+        raise ModelUnavailable(
+            f"model {own!r} does not come with this version; train one ({docs}) and give "
+            "its folder with --model"
+        )
+    lm = LM.load(model, engine=engine, pool_slots=POOL_SLOTS)
+    if lm.card.dialect != dialect:
+        raise InvalidInput(
+            f"{model} writes dialect {lm.card.dialect}, which has no {lacks}; give a model of "
+            f"dialect {dialect}"
+        )
+    return lm
+
+
+def pause_between(pace: float) -> float:
+    """Seconds between what is shown at so many a second, `LONGEST_WAIT_S` at most; of pace 0
+    none."""
+    return min(1 / pace, LONGEST_WAIT_S) if pace else 0.0
+
+
+def play(
+    lm: LM, stream: Stream, board: Board, view: View, is_interrupted: Callable[[], bool]
+) -> bool:
+    """Decodes to the end, or until Ctrl-C: then False."""
+    request = stream.request
+    try:
+        while not request.is_done and not is_interrupted():
+            lm.step(request)
+            if board.take(request.log.take()):
+                view.update()
+    finally:
+        stream.close()
+        board.take(request.log.take())
+        view.finish()
+    return not is_interrupted()
