@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from stretto.dialects.plain import PlainSession
 from stretto.engines.flex import FlexEngine
 from stretto.engines.fused import FusedEngine
 from stretto.engines.hf import HFEngine
+from stretto.runtime.events import Token
 from stretto.runtime.memory import RequestMemory
 from stretto.runtime.pool import Pool, PoolError, SlotList
 from stretto.runtime.prefixes import Prefixes
@@ -87,18 +89,10 @@ def alone(engine: Any, request: Request, num_pages: int, page_size: int) -> Answ
     return answer(request)
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    page_size=st.sampled_from(PAGE_SIZES),
-    room=st.sampled_from([1.0, 1.5, 6.0]),
-    max_rows=st.sampled_from([5, 512]),
-)
-def test_answers_are_those_of_requests_alone(
-    seed: int, page_size: int, room: float, max_rows: int
-) -> None:
-    """Over random requests that come at random times, in pools that barely hold one of them; some
-    are cancelled, and what is free is full of garbage."""
+def check_crowd(seed: int, page_size: int, room: float, max_rows: int) -> tuple[int, int]:
+    """Random requests that come at random times, in pools that barely hold one of them; some are
+    cancelled, and what is free is full of garbage. How many tokens were taken over, and how often
+    one was preempted."""
     rng = random.Random(seed)
     pages = [
         sum(-(-len(s) // page_size) for s in (r.recorder.segments[0].tokens, [0])) + 1
@@ -107,9 +101,12 @@ def test_answers_are_those_of_requests_alone(
     num_pages = int(max(pages) * room) + 12
     order = rng.sample(range(num_pages), num_pages)
     engine = StubEngine(96, num_slots=num_pages * page_size)
+    engine.prefers_low_slots = rng.random() < 0.5  # type: ignore[attr-defined]
     pool = Pool(num_pages, page_size, order)
     scheduler = Scheduler(engine, pool, max_rows, shares_prompts=True)
     requests, late = mix(seed, 5), list(mix(seed, 5))
+    for request in requests:
+        request.memory.owner = rng.choice(["one", "one", "two"])
     waiting = list(requests)
     doomed = {id(r): rng.randrange(1, 30) for r in requests if rng.random() < 0.25}
     num_steps = 0
@@ -126,13 +123,32 @@ def test_answers_are_those_of_requests_alone(
         engine.state[:, free_slots(pool)] = np.uint64(rng.randrange(1, 1 << 63))
         assert num_steps < 3000
     assert pool.num_free_pages == num_pages
-    assert pool.num_held == 0
+    assert pool.num_holds == 0
     for request, twin in zip(requests, late, strict=True):
         mine = answer(request)
         lonely = StubEngine(96, num_slots=num_pages * page_size)
         if mine[0] == "cancelled":
             continue
         assert mine == alone(lonely, twin, num_pages, page_size)
+    return sum(r.memory.num_adopted for r in requests), scheduler.num_preemptions
+
+
+def test_answers_are_those_of_requests_alone() -> None:
+    found: list[tuple[int, int]] = []
+
+    @settings(max_examples=25, deadline=None)
+    @given(
+        seed=st.integers(0, 10**6),
+        page_size=st.sampled_from(PAGE_SIZES),
+        room=st.sampled_from([1.0, 1.5, 6.0]),
+        max_rows=st.sampled_from([5, 512]),
+    )
+    def check(**drawn: Any) -> None:
+        found.append(check_crowd(**drawn))
+
+    check()
+    assert sum(adopted > 0 for adopted, _ in found) >= 5
+    assert sum(preempted > 0 for _, preempted in found) >= 5
 
 
 def engines() -> dict[str, Any]:
@@ -164,6 +180,46 @@ def test_every_engine_reads_what_another_request_has_written(name: str, page_siz
         assert answer(request) == alone(other, twin, num_pages, page_size)
 
 
+@pytest.mark.parametrize(
+    ("name", "weights", "tolerance"),
+    [
+        ("fused", "float32", 0.0),
+        ("fused", "bfloat16", 0.0),
+        ("fused", "int8", 0.0),
+        ("hf", "float32", 1e-4),
+        ("hf", "bfloat16", 0.1),
+    ],
+)
+def test_what_is_shared_moves_log_probs_by_rounding_alone(
+    name: str, weights: str, tolerance: float
+) -> None:
+    """A turn that goes on behind an answer, whose keys and values were written one by one. Those of
+    an engine that is `batch_invariant` are the same bits as if they had been fed together."""
+    dtype = torch.float32 if weights == "float32" else torch.bfloat16
+    model = copy.deepcopy(tiny_model("qwen2", head_dim=16)).to(dtype)
+    said = [(7 * i + 3) % 90 for i in range(24)]
+
+    def logprobs(shares_prompts: bool) -> list[float]:
+        engine = (
+            FusedEngine(model, 256, weights=weights) if name == "fused" else HFEngine(model, 256)
+        )
+        assert engine.batch_invariant is (tolerance == 0.0)
+        scheduler = Scheduler(engine, Pool(256), shares_prompts=shares_prompts)
+        prompts = [*range(40)], [*range(40), *said, 1, 2, 3]
+        requests = [make(p, max_tokens=24, script=lambda _, i: said[i]) for p in prompts]
+        for request in requests:
+            scheduler.submit(request)
+            while scheduler.step():
+                pass
+        assert requests[1].memory.num_adopted == (63 if shares_prompts else 0)
+        found = [e.logprob for e in requests[1].log.events if isinstance(e, Token)]
+        return [logprob for logprob in found if logprob is not None]
+
+    mine, plain = logprobs(True), logprobs(False)
+    assert len(mine) == 24
+    assert max(abs(a - b) for a, b in zip(mine, plain, strict=True)) <= tolerance
+
+
 def test_the_property_can_fail() -> None:
     """Pages of other tokens are noticed."""
     engine = StubEngine(96)
@@ -173,8 +229,8 @@ def test_the_property_can_fail() -> None:
     scheduler.submit(first)
     scheduler.step()
     scheduler.step()
-    known = scheduler.sharing.prefixes.find(list(range(20)))
-    scheduler.sharing.prefixes.find = lambda tokens: known[:10]  # type: ignore[method-assign]
+    known = scheduler.sharing.prefixes.walk(list(range(20)))
+    scheduler.sharing.prefixes.walk = lambda *_: known[:10]  # type: ignore[method-assign]
     scheduler.submit(second)
     while scheduler.step():
         pass
@@ -368,6 +424,117 @@ def test_nothing_is_known_after_a_pass_that_was_broken_off() -> None:
         scheduler.check_integrity()
     assert again.memory.num_adopted == 0
     assert answer(again) == alone(StubEngine(96), make(range(40)), 256, 1)
+
+
+def test_owners_know_nothing_of_one_another() -> None:
+    """Neither of what is in the pool nor of what is being fed."""
+    scheduler = Scheduler(StubEngine(96), Pool(512), shares_prompts=True)
+    requests = {name: make(range(40)) for name in ("one", "two", "one again", "two again")}
+    for name, request in requests.items():
+        request.memory.owner = name.split()[0]
+    for name in ("one", "two"):
+        scheduler.submit(requests[name])
+    scheduler.step()
+    assert len(scheduler.running) == 2  # the second waits for nothing of the first's
+    while scheduler.step():
+        scheduler.check_integrity()
+    for name in ("one again", "two again"):
+        scheduler.submit(requests[name])
+    while scheduler.step():
+        scheduler.check_integrity()
+    assert [r.memory.num_adopted for r in requests.values()] == [0, 0, 39, 39]
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_what_is_kept_lengthens_no_pass_of_an_engine_that_reads_the_whole_pool(
+    page_size: int,
+) -> None:
+    """It reads up to the last slot in use: no further, after any number of prompts, than the most
+    that were held at once."""
+
+    class Wide(StubEngine):
+        prefers_low_slots = True
+        width = most = 0
+
+        def forward(self, runs: Any) -> torch.Tensor:
+            self.width = max(self.width, *(max(run.slots) + 1 for run in runs))
+            self.most = max(self.most, pool.num_slots - pool.num_free_pages * page_size)
+            return super().forward(runs)
+
+    engine = Wide(96)
+    for is_wide in (True, False):
+        engine.prefers_low_slots, engine.width = is_wide, 0
+        pool = Pool(1024 // page_size, page_size)
+        scheduler = Scheduler(engine, pool, shares_prompts=True)
+        for turn in range(20):
+            for first in range(1 + turn % 2):
+                scheduler.submit(make([*range(8), *[turn, first] * 12], max_tokens=5))
+            while scheduler.step():
+                scheduler.check_integrity()
+        assert pool.num_cached_pages > 0
+        assert (engine.width <= engine.most) is is_wide
+    assert HFEngine.prefers_low_slots
+
+
+def run_until(scheduler: Scheduler, is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        goes_on = scheduler.step()
+        scheduler.check_integrity()
+        assert goes_on or is_so()
+
+
+def test_who_comes_back_holds_again_what_others_have() -> None:
+    """Two with one long beginning, in a pool that holds it once; the younger is preempted."""
+    scheduler = Scheduler(StubEngine(96), Pool(135), shares_prompts=True)
+    begin = [*range(80)]
+    older, younger = make([*begin, 90], max_tokens=40), make([*begin, 91], max_tokens=30)
+    for request in (older, make([95] * 20, max_tokens=14), younger):
+        scheduler.submit(request)
+    run_until(scheduler, lambda: scheduler.num_preemptions == 1)
+    assert scheduler.waiting == [younger]
+    assert younger.memory.pages_to_restore(scheduler.pool) < 20
+    run_until(scheduler, lambda: younger in scheduler.running)
+    assert older in scheduler.running
+    assert younger.memory.slots[0].pages[:80] == older.memory.slots[0].pages[:80]
+    run_until(scheduler, lambda: older.is_done and younger.is_done)
+    for request in (older, younger):
+        prompt = request.recorder.segments[0].tokens[:81]
+        twin = make(prompt, max_tokens=request.params.max_tokens)
+        assert answer(request) == alone(StubEngine(96), twin, 135, 1)
+
+
+def test_what_was_shared_and_is_gone_is_put_back() -> None:
+    """The other one has ended, and its pages were taken, before the preempted one comes back."""
+    scheduler = Scheduler(StubEngine(96), Pool(150), shares_prompts=True)
+    prompt = [*range(40)]
+    first, second = make(prompt, max_tokens=60), make(prompt, max_tokens=60, sample=1)
+    for request in (make([95] * 20, max_tokens=100), first, second):
+        scheduler.submit(request)
+    run_until(scheduler, lambda: scheduler.num_preemptions == 1)
+    assert scheduler.waiting == [second]
+    copied = second.memory._copy
+    assert copied is not None
+    assert len(copied.pages) == 39
+    scheduler.cancel(first)
+    scheduler.forget()
+    assert not copied.still_shared(scheduler.pool)
+    run_until(scheduler, lambda: second.is_done)
+    assert answer(second) == alone(StubEngine(96), make(prompt, max_tokens=60, sample=1), 150, 1)
+
+
+def test_what_came_back_is_known_again() -> None:
+    scheduler = Scheduler(StubEngine(96), Pool(100), shares_prompts=True)
+    younger, later = make(range(40), max_tokens=60), make(range(40), max_tokens=2)
+    for request in (make([95] * 30, max_tokens=60), younger):
+        scheduler.submit(request)
+    run_until(scheduler, lambda: scheduler.num_preemptions == 1)
+    run_until(scheduler, lambda: younger in scheduler.running)
+    assert scheduler.sharing is not None
+    assert len(scheduler.sharing.prefixes.find(list(range(40)))) < 39  # room was needed meanwhile
+    scheduler.submit(later)
+    run_until(scheduler, lambda: later.is_done)
+    assert younger in scheduler.running
+    assert later.memory.num_adopted == 39
 
 
 def test_a_shared_page_is_never_written_to() -> None:

@@ -5,7 +5,8 @@ An engine promises that a row's logits are a function of its token, position and
 bits. It knows neither requests nor dialects.
 
 Some engines can do more than that, on request of a view (`Extra`); one that cannot says so in its
-`refusal`, and the request is refused by name.
+`refusal`, and the request is refused by name. One whose passes read all slots up to the last that
+is seen has `prefers_low_slots`, and what prompts begin with is then kept on low ones only.
 """
 
 from __future__ import annotations

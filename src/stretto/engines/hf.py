@@ -58,6 +58,7 @@ class HFEngine:
 
     name = "hf"
     batch_invariant = False
+    prefers_low_slots = True
 
     def __init__(self, model: Any, num_slots: int) -> None:
         config = model.config

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 
 class PoolError(AssertionError):
@@ -33,7 +34,9 @@ class Pool:
 
     `order`: the order in which free pages are handed out, lowest rank first (tests shuffle it);
     by default the lowest page is used first, which keeps the used part of the pool short. Cached
-    pages come last, the one that was given back first before the others.
+    pages come last, the one that was given back first before the others. Where the pool
+    `stays_low` that one comes before free pages of a higher rank: then the used part is never
+    longer than the most that was held at once, whatever is cached.
 
     `on_reuse` is called with a cached page whose room is needed, and must `forget` it.
     """
@@ -43,9 +46,11 @@ class Pool:
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
+        self.stays_low = False
         self.on_reuse: Callable[[int], None] = self.forget
         self._by_rank = list(range(num_pages)) if order is None else list(order)
         self._rank = {page: rank for rank, page in enumerate(self._by_rank)}
+        self._editions = [0] * num_pages
         self.reset()
 
     def reset(self) -> None:
@@ -87,11 +92,10 @@ class Pool:
         start, size = len(segment.slots), self.page_size
         if num_tokens and start % size and self._num_holders[segment.pages[-1]] > 1:
             raise PoolError(f"page {segment.pages[-1]} is held by others and would be written to")
-        while need > len(self._free):
-            self.on_reuse(next(iter(self._cached)))
         for _ in range(need):
-            page = self._by_rank[heapq.heappop(self._free)]
+            page = self._take()
             self._num_holders[page] = 1
+            self._editions[page] += 1
             segment.pages.append(page)
         self._lists[id(segment)] = segment
         added = [
@@ -99,6 +103,16 @@ class Pool:
         ]
         segment.slots += added
         return added
+
+    def _take(self) -> int:
+        """A page that nobody holds, to be written to."""
+        oldest = next(iter(self._cached), None)
+        if oldest is not None and (not self._free or self._is_preferred(oldest)):
+            self.on_reuse(oldest)
+        return self._by_rank[heapq.heappop(self._free)]
+
+    def _is_preferred(self, cached: int) -> bool:
+        return self.stays_low and self._rank[cached] < self._free[0]
 
     def free(self, segment: SlotList) -> None:
         """Gives a segment's pages back. Its slots are forgotten."""
@@ -144,6 +158,19 @@ class Pool:
         """Pages of which what lies on them is to stay."""
         return frozenset(self._kept)
 
+    def common_beginning(self, segment: SlotList) -> list[int]:
+        """The pages that a segment begins with and others hold as well."""
+        return list(takewhile(lambda page: self._num_holders[page] > 1, segment.pages))
+
+    def edition(self, page: int) -> int:
+        """Changes when a page is handed out to be written to."""
+        return self._editions[page]
+
+    def still_has(self, page: int, edition: int) -> bool:
+        """Whether what lay on a page in this edition can still be shared."""
+        is_there = self._num_holders[page] > 0 or page in self._cached
+        return is_there and self._editions[page] == edition
+
     def num_cached(self, pages: Sequence[int]) -> int:
         """How many of these pages are cached: to hold them takes as many free ones."""
         return sum(page in self._cached for page in pages)
@@ -151,7 +178,7 @@ class Pool:
     # -- checks --------------------------------------------------------------------------------
 
     @property
-    def num_held(self) -> int:
+    def num_holds(self) -> int:
         """Pages held, each as often as it is."""
         return sum(self._num_holders)
 

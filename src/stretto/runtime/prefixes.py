@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from stretto.recorder import MAIN, Recorder
 from stretto.runtime.memory import RequestMemory
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from stretto.runtime.request import Request
 
 WORTH_WAITING_TOKENS = 16
-"""A prompt waits for another one that is being fed if it is spared so many tokens by it, or half
-of its own."""
+"""A prompt waits for another one that is being fed only if it is spared so many tokens by it, or
+half of its own; and half of what the other one feeds in the pass that it waits for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,9 +37,10 @@ class Node:
 
 
 class Prefixes:
-    """The pages of a pool that are kept, as a tree by their tokens: a page a node.
+    """The pages of a pool that are kept, as a tree by their tokens for each owner: a page a node.
 
-    Which of them go when room is needed, the pool says; those behind them go as well.
+    Owners know nothing of one another's. Which pages go when room is needed, the pool says; those
+    behind them go as well.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -48,7 +50,7 @@ class Prefixes:
 
     def reset(self) -> None:
         """Nothing is known; the pool has been reset."""
-        self._root = Node(-1, None, ())
+        self._roots: dict[str, Node] = {}
         self._by_page: dict[int, Node] = {}
 
     def clear(self) -> None:
@@ -57,22 +59,32 @@ class Prefixes:
             self._pool.forget(page)
         self.reset()
 
-    def find(self, tokens: Sequence[int]) -> list[int]:
-        """The pages of the longest known beginning of `tokens`, all of them full."""
-        node, pages = self._root, []
-        for key in self._keys(tokens, len(tokens) // self._pool.page_size):
+    def find(self, tokens: Sequence[int], owner: str = "") -> list[int]:
+        """The pages of the longest known beginning of an owner's `tokens`, all of them full."""
+        return [node.page for node in self.walk(tokens, owner)]
+
+    def walk(
+        self, tokens: Sequence[int], owner: str = "", known: Sequence[Node] = ()
+    ) -> list[Node]:
+        """What `find` finds, as nodes. `known`: what was found before, and is not looked up again
+        if all of it is known still."""
+        if known and self._by_page.get(known[-1].page) is not known[-1]:
+            known = ()
+        found = list(known)
+        node = found[-1] if found else self._root_of(owner)
+        for key in self._keys(tokens, len(found), len(tokens) // self._pool.page_size):
             child = node.children.get(key)
             if child is None:
                 break
-            pages.append(child.page)
+            found.append(child)
             node = child
-        return pages
+        return found
 
-    def put(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
-        """`pages`, which are held, have the first of these plain tokens on them, and are full.
+    def put(self, tokens: Sequence[int], pages: Sequence[int], owner: str = "") -> None:
+        """`pages`, which are held, have the first of an owner's plain tokens on them, and are full.
         Where the same tokens are known on other pages, those stay the known ones."""
-        node = self._root
-        for key, page in zip(self._keys(tokens, len(pages)), pages, strict=True):
+        node = self._root_of(owner)
+        for key, page in zip(self._keys(tokens, 0, len(pages)), pages, strict=True):
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = self._by_page[page] = Node(page, node, key)
@@ -96,15 +108,38 @@ class Prefixes:
         parent says."""
         if self._pool.kept != set(self._by_page):
             raise PoolError(f"pages {sorted(self._pool.kept)} kept, {sorted(self._by_page)} known")
+        roots = set(self._roots.values())
         for page, node in self._by_page.items():
             parent = node.parent
-            known = parent is self._root or (parent and self._by_page.get(parent.page) is parent)
+            known = parent in roots or (parent and self._by_page.get(parent.page) is parent)
             if not parent or not known or parent.children.get(node.tokens) is not node:
                 raise PoolError(f"page {page} is known, and what stands before it is not")
 
-    def _keys(self, tokens: Sequence[int], count: int) -> Iterable[tuple[int, ...]]:
+    def _root_of(self, owner: str) -> Node:
+        return self._roots.setdefault(owner, Node(-1, None, ()))
+
+    def _keys(self, tokens: Sequence[int], start: int, stop: int) -> Iterable[tuple[int, ...]]:
+        """The tokens of some of the pages."""
         size = self._pool.page_size
-        return (tuple(tokens[i * size : (i + 1) * size]) for i in range(count))
+        return (tuple(tokens[i * size : (i + 1) * size]) for i in range(start, stop))
+
+
+class Search:
+    """What has been found out of the prompt of a request, so that it is not found out again in
+    every pass that the request waits."""
+
+    def __init__(self, request: Request) -> None:
+        self.prompt = _prompt(request)
+        self.begin = self.prompt[:-1]
+        """All that it may take over: of its last token somebody must say what comes after it."""
+        self.known: list[Node] = []
+        self._common: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+
+    def num_common(self, request: Request, prompt: list[int]) -> int:
+        """How many tokens it could take over from another request's prompt."""
+        if (count := self._common.get(request)) is None:
+            count = self._common[request] = num_common(self.begin, prompt)
+        return count
 
 
 class Sharing:
@@ -117,37 +152,47 @@ class Sharing:
         self.prefixes = Prefixes(pool)
         self._pool = pool
         self._feeding: list[Request] = []  # whose prompts are not known as a whole
+        self._searches: WeakKeyDictionary[Request, Search] = WeakKeyDictionary()
 
     def reset(self) -> None:
         self.prefixes.reset()
         self._feeding = []
 
     def pages_for(self, request: Request) -> list[int]:
-        """The pages that a request which has fed nothing yet may begin with. Its last token is not
-        on them: somebody must say what comes after it."""
+        """The pages that a request which has fed nothing yet may begin with."""
         if not _is_fresh(request):
             return []
-        return self.prefixes.find(_prompt(request)[:-1])
+        search = self._search(request)
+        search.known = self.prefixes.walk(search.begin, request.memory.owner, search.known)
+        return [node.page for node in search.known]
 
-    def is_worth_waiting(self, request: Request, pages: Sequence[int]) -> bool:
-        """Whether a prompt that is being fed will spare the request much more than `pages` do."""
+    def is_worth_waiting(self, request: Request, pages: Sequence[int], max_rows: int) -> bool:
+        """Whether a prompt that is being fed, `max_rows` tokens in a pass, will soon spare the
+        request much more than `pages` do."""
         if not (self._feeding and _is_fresh(request)):
             return False
-        prompt, size = _prompt(request), self._pool.page_size
-        enough, begin = min(WORTH_WAITING_TOKENS, (len(prompt) + 1) // 2), prompt[:-1]
-        return any(
-            num_common(begin, _prompt(other)) // size * size - len(pages) * size >= enough
-            for other in self._feeding
-        )
+        search, size = self._search(request), self._pool.page_size
+        least = min(WORTH_WAITING_TOKENS, (len(search.prompt) + 1) // 2)
+
+        def is_worth(other: Request) -> bool:
+            count = search.num_common(other, self._search(other).prompt) // size * size
+            cost = min(other.recorder.num_unfed, max_rows)
+            return count - len(pages) * size >= max(least, (cost + 1) // 2)
+
+        owner = request.memory.owner
+        return any(is_worth(other) for other in self._feeding if other.memory.owner == owner)
 
     def begin(self, request: Request, pages: Sequence[int]) -> None:
         """The request is running now, and begins with `pages`."""
+        memory = request.memory
         if not _is_fresh(request):
+            if memory.on_leaving is not None:  # it has come back: what it has fed is known again
+                self._feeding.append(request)
             return
         if pages:
-            request.feed.skip(request.memory.adopt(self._pool, 0, pages))
+            request.feed.skip(memory.adopt(self._pool, pages))
         self._feeding.append(request)
-        request.memory.on_leaving = lambda: self._leave(request)
+        memory.on_leaving = lambda: self._leave(request)
 
     def update(self, running: Sequence[Request]) -> None:
         """What has been fed of prompts by now is known."""
@@ -158,6 +203,8 @@ class Sharing:
         for request in here:
             self._keep(request)
         self._feeding = [request for request in here if _feeds_prompt(request)]
+        for request in set(here).difference(self._feeding):
+            self._searches.pop(request, None)
 
     def forget(self, requests: Iterable[Request]) -> None:
         """Nothing is known any more, and of these requests nothing ever will be."""
@@ -172,7 +219,12 @@ class Sharing:
 
     def _keep(self, request: Request) -> None:
         tokens, pages = plain_pages(request.recorder, request.memory, self._pool.page_size)
-        self.prefixes.put(tokens, pages)
+        self.prefixes.put(tokens, pages, request.memory.owner)
+
+    def _search(self, request: Request) -> Search:
+        if (search := self._searches.get(request)) is None:
+            search = self._searches[request] = Search(request)
+        return search
 
 
 def plain_pages(

@@ -59,6 +59,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.forward_s = 0.0  # in `engine.forward`, failed passes aside
         self.sharing = Sharing(pool) if shares_prompts else None
+        pool.stays_low = getattr(engine, "prefers_low_slots", False)
         self._is_midway = False
 
     def check(self, request: Request) -> None:
@@ -113,7 +114,7 @@ class Scheduler:
         """Raises `PoolError` unless the pages held are exactly the running requests'."""
         self.pool.check_integrity()
         held = sum(request.memory.num_pages for request in self.running)
-        if held != self.pool.num_held:
+        if held != self.pool.num_holds:
             raise AssertionError(f"requests hold {held} pages, the pool disagrees")
         if self.sharing is not None:
             self.sharing.prefixes.check_integrity()
@@ -126,7 +127,9 @@ class Scheduler:
         spoken_for = sum(r.feed.pages_needed(self.pool, self.max_rows) for r in self.running)
         for request in list(self.waiting):
             pages = [] if self.sharing is None else self.sharing.pages_for(request)
-            if self.sharing is not None and self.sharing.is_worth_waiting(request, pages):
+            if self.sharing is not None and self.sharing.is_worth_waiting(
+                request, pages, self.max_rows
+            ):
                 continue
             need, free = self._pages_to_start(request, pages), self.pool.num_free_pages
             if spoken_for + need > free and self.running:
