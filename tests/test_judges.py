@@ -37,6 +37,7 @@ from stretto.eval.judges.likelihood import (
     weights_fingerprint,
 )
 from stretto.eval.judges.standard import Point, length_slope, standardised
+from stretto.models.embedded import EMBEDDED_MODEL
 
 # -- identities ------------------------------------------------------------------------------------
 
@@ -88,6 +89,17 @@ def test_a_judge_by_a_wrong_name_gets_a_hint() -> None:
         open_judge(JudgeSettings("likelyhood"))
     with pytest.raises(InvalidInput, match="--expected"):
         open_judge(JudgeSettings("exact"))
+
+
+@pytest.mark.parametrize(("asked", "loaded"), [(None, EMBEDDED_MODEL), ("another", "another")])
+def test_a_likelihood_is_that_of_the_embedded_base_model(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, loaded: str
+) -> None:
+    """Not that of the default of `run`, which is taught to do what is judged."""
+    names: list[Any] = []
+    monkeypatch.setattr(LM, "load", lambda name, **_: names.append(name) or tiny_lm())
+    open_judge(JudgeSettings("likelihood", model=asked))
+    assert names == [loaded]
 
 
 @pytest.mark.parametrize(

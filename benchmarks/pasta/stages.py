@@ -274,11 +274,15 @@ def _untimed(name: str, arms: dict[str, str], sizes: Sizes) -> Stage:
     return Stage(name, _minutes(sizes, 2 * len(arms)), commands, kept)
 
 
+JUDGE = "likelihood:smollm2-135m-instruct"
+"""The base of all arms, none of which it is."""
+
+
 def _judge(folders: Command, prompts: Command, *references: str) -> tuple[Command, ...]:
     """By two judges with nothing in common; the summaries that stay are of the last."""
     judge = ("stretto", "eval", "judge", *folders, *prompts, "--judge")
     files = tuple(part for file in references for part in ("--references", file))
-    return (*judge, "reference", *files), (*judge, "likelihood")
+    return (*judge, "reference", *files), (*judge, JUDGE)
 
 
 def _compare(folders: Command, out: str) -> tuple[Command, ...]:

@@ -87,8 +87,10 @@ def open_judge(settings: JudgeSettings) -> Judge:
 def _likelihood(settings: JudgeSettings) -> Judge:
     from stretto.eval.judges.likelihood import LikelihoodJudge
     from stretto.lm import LM
+    from stretto.models.embedded import EMBEDDED_MODEL
 
     lm = LM.load(
-        settings.model, dtype=settings.dtype, device=settings.device, engine="hf", pool_slots=2
-    )
+        EMBEDDED_MODEL if settings.model is None else settings.model,
+        dtype=settings.dtype, device=settings.device, engine="hf", pool_slots=2,
+    )  # fmt: skip
     return LikelihoodJudge(lm)
