@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from tiny_lms import tiny_lm
 from stretto import LM, SamplingParams
 from stretto.cli import main
 from stretto.cli.chat_loop import Chat, Settings
+from stretto.cli.chat_turns import Turn
 
 Chatting = Callable[..., tuple[int, str, str]]
 SHORT = ("--max-tokens", "12")
@@ -304,14 +306,47 @@ def test_ctrl_c_ends_a_chat_that_is_piped(
     assert [json.loads(line)["finish_reason"] for line in out.splitlines()] == ["cancelled"]
 
 
-def test_an_answer_that_fails_is_no_part_of_the_chat(
-    chat: Chatting, lm: LM, monkeypatch: pytest.MonkeyPatch
+def test_ctrl_c_cancels_a_comparison_and_says_so(
+    lm: LM, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
+    interrupt_at(monkeypatch, lm, 20)  # the first answer has at most 13 passes
+    chat = Chat(lm, Settings(SamplingParams(max_tokens=12)), Typed("hello", "/compare", "why?"))
+    assert chat.run() == 0
+    assert [turn.prompt for turn in chat.conversation.turns] == ["hello", "why?"]
+    assert "interrupted; there is nothing to compare" in capsys.readouterr().err
+
+
+def test_ctrl_c_after_the_last_token_loses_nothing(
+    lm: LM, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def pressed(*args: Any) -> Turn:
+        signal.raise_signal(signal.SIGINT)
+        return Turn(*args)
+
+    monkeypatch.setattr("stretto.cli.chat_loop.Turn", pressed)
+    chat = Chat(lm, Settings(SamplingParams(max_tokens=12)), Typed("hello"))
+    assert chat.run() == 0
+    (turn,) = chat.conversation.turns
+    assert turn.completion.finish_reason != "cancelled"
+    assert capsys.readouterr().out == printed([turn.completion.text])
+
+
+FAILURES: dict[str, tuple[Exception, str]] = {
+    "limit": (MemoryError(), "decoding failed: out of memory; try fewer --pool-slots"),
+    "bug": (RuntimeError("no such\nkernel"), "decoding failed: RuntimeError: no such kernel;"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_an_answer_that_fails_is_no_part_of_the_chat(
+    chat: Chatting, lm: LM, monkeypatch: pytest.MonkeyPatch, caplog: Any, kind: str
+) -> None:
+    error, told = FAILURES[kind]
     forward, passes = lm.engine.forward, iter(range(1000))
 
     def failing(runs: Any) -> torch.Tensor:
         if next(passes) == 3:
-            raise MemoryError
+            raise error
         return forward(runs)
 
     expected = answers(lm, "why?")
@@ -319,7 +354,9 @@ def test_an_answer_that_fails_is_no_part_of_the_chat(
     code, out, err = chat("hello\nwhy?\n", *SHORT, "--quiet")
     assert code == 3
     assert out.endswith(printed(expected))
-    assert "out of memory" in err
+    assert f"stretto: error: {told}" in err
+    assert ("no such\nkernel" in caplog.text) is (kind == "bug")  # with its traceback
+    assert ("Traceback" in caplog.text) is (kind == "bug")
 
 
 def test_a_terminal_sees_threads_live(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from stretto.methods import Method
     from stretto.params import SamplingParams
 
+log = logging.getLogger("stretto.chat")
 PATIENCE = 2
 """Ctrl-C during one answer: so many presses only cancel it, the next one ends the process."""
 
@@ -112,15 +115,14 @@ class Chat:
         with interruptible(PATIENCE) as is_interrupted:
             player = Player(self._lm, self._view(asked, self.method), is_interrupted)
             try:
-                player.generate(asked, params, method=self.method, raw=False)
+                with failures_told():
+                    player.generate(asked, params, method=self.method, raw=False)
             except Interrupted:
                 if player.first is not None and player.first.text:
                     self._note(prompt, player.first)
                 raise
-            except Exception as error:
-                raise told(error) from None
-        assert player.first is not None
-        self._note(prompt, player.first)
+            assert player.first is not None
+            self._note(prompt, player.first)  # a press of Ctrl-C that comes now loses nothing
 
     def _note(self, prompt: str, completion: Completion) -> None:
         """The turn is part of the conversation; its figures are told."""
@@ -164,7 +166,7 @@ class Chat:
             takes, meaning = command[1:]
             say(f"{f'/{name} {takes}'.strip()}: {meaning}")
         say("A line that ends with \\ goes on in the next one; // begins a message with a slash.")
-        say("Ctrl-C cancels an answer; what there is of it stays.")
+        say("Ctrl-C cancels an answer; what there is of it stays. A third press ends the chat.")
 
     def _set_method(self, name: str) -> None:
         from stretto.tokens.asked import unread
@@ -214,14 +216,33 @@ class Chat:
         with interruptible(PATIENCE) as is_interrupted:
             sides = _Sides(self._lm, self._view(asked, "sequential"), is_interrupted)
             try:
-                params = self._params(method)
-                ours, baseline = compare(sides, asked, params, method=method)
-            except Exception as error:
-                raise told(error) from None
+                with failures_told():
+                    params = self._params(method)
+                    ours, baseline = compare(sides, asked, params, method=method)
+            except Interrupted:
+                say("interrupted; there is nothing to compare")
+                raise
         if self._settings.as_json:
             compared = {"answer": ours.to_json(), "sequential": baseline.to_json()}
             write_json({"prompt": turn.prompt, "compared": compared})
         self._summarise(ours, baseline)
+
+
+@contextmanager
+def failures_told() -> Iterator[None]:
+    """What an answer fails with, as an error that is told on one line, so that the chat goes on:
+    even a bug of ours, whose traceback is logged. What stdout refuses stays as it is."""
+    try:
+        yield
+    except (Interrupted, StrettoError, OSError):
+        raise
+    except Exception as error:
+        if isinstance(limit := told(error), StrettoError):
+            raise limit from None
+        log.exception("an answer failed")
+        raise StrettoError(
+            f"decoding failed: {type(error).__name__}: {error}; ask again, or /save the chat"
+        ) from None
 
 
 class _Sides:
