@@ -18,8 +18,9 @@ from fastapi import FastAPI
 from stretto import LM
 from stretto.runtime.request import Script
 from stretto.server import Settings, create_app
+from stretto.server.answers import Voice
 from stretto.server.engine import EngineLoop
-from stretto.server.run import config_of, open_socket
+from stretto.server.run import Drained, open_socket
 
 PROMISE = object()
 SYNC = object()
@@ -93,7 +94,7 @@ def wait_until(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
 def serving(lm: LM, **settings: Any) -> Iterator[Served]:
     app = create_app(lm, Settings(**settings))
     opened = open_socket("127.0.0.1", 0)
-    server = uvicorn.Server(config_of(app))
+    server = Drained(app, lambda: None)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     thread.start()
     try:
@@ -139,23 +140,64 @@ def scripted(lm: LM, script: Script) -> Iterator[None]:
         del lm.prepare
 
 
+def endless(thread: str, index: int) -> int:
+    """A script that draws the same token until there are enough."""
+    return 40
+
+
 @contextmanager
-def slowed(lm: LM, pass_s: float) -> Iterator[list[int]]:
-    """Passes take at least so long; the list grows by each one's number of runs."""
-    engine = lm.scheduler.engine
+def slowed(lm: LM, pass_s: float, *, least_runs: int = 0) -> Iterator[list[int]]:
+    """Passes of so many runs take at least so long; the list grows by each pass's number of
+    runs."""
     passes: list[int] = []
 
-    class Slow:
+    def before(runs: Any) -> None:
+        passes.append(len(runs))
+        if len(runs) >= least_runs:
+            time.sleep(pass_s)
+
+    with before_passes(lm, before):
+        yield passes
+
+
+@contextmanager
+def read_along(lm: LM) -> Iterator[None]:
+    """No pass begins before the readers of streams have taken what the last one settled."""
+    has_read = threading.Event()
+    fresh = Voice.fresh
+
+    def noted(voice: Voice) -> Any:
+        chunks = fresh(voice)
+        has_read.set()
+        return chunks
+
+    def before(_: Any) -> None:
+        has_read.wait(1)  # or nothing is new
+        has_read.clear()
+
+    Voice.fresh = noted  # type: ignore[method-assign]
+    try:
+        with before_passes(lm, before):
+            yield
+    finally:
+        Voice.fresh = fresh  # type: ignore[method-assign]
+
+
+@contextmanager
+def before_passes(lm: LM, act: Callable[[Any], None]) -> Iterator[None]:
+    """`act` is called with the runs of each pass before it."""
+    engine = lm.scheduler.engine
+
+    class Acting:
         def __getattr__(self, name: str) -> Any:
             return getattr(engine, name)
 
         def forward(self, runs: Any) -> Any:
-            passes.append(len(runs))
-            time.sleep(pass_s)
+            act(runs)
             return engine.forward(runs)
 
-    lm.scheduler.engine = Slow()  # type: ignore[assignment]
+    lm.scheduler.engine = Acting()  # type: ignore[assignment]
     try:
-        yield passes
+        yield
     finally:
         lm.scheduler.engine = engine

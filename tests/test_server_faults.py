@@ -14,7 +14,7 @@ from typing import Any
 
 import openai
 import pytest
-from serving import CHAT, Served, serving, slowed, wait_until
+from serving import CHAT, Served, before_passes, endless, scripted, serving, slowed, wait_until
 from tiny_lms import tiny_lm
 
 from stretto import LM, SamplingParams
@@ -22,7 +22,7 @@ from stretto.cli import main
 from stretto.runtime.request import Request
 from stretto.server import Settings, create_app
 from stretto.server import run as running
-from stretto.server.errors import ApiError
+from stretto.server.job import Job
 
 MANY: Any = {"max_tokens": 300, "temperature": 1, "seed": 1, "stretto": {"method": "sequential"}}
 
@@ -51,14 +51,32 @@ def alone(lm: LM, prompt: str, **params: Any) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_vanishes_is_cancelled_within_two_steps(served: Served, stream: bool) -> None:
-    with slowed(served.lm, 0.15) as passes:
+def test_who_vanishes_is_cancelled_within_two_steps(
+    served: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """It is noticed while a pass runs, and the request ends before another one."""
+    has_left, num_late, cancelled = threading.Event(), [], threading.Event()
+    cancel = Job.cancel
+
+    def cancelling(job: Job) -> None:
+        cancel(job)
+        cancelled.set()
+
+    def before(_: Any) -> None:
+        time.sleep(0.01)
+        if has_left.is_set():
+            num_late.append(1)
+            assert cancelled.wait(60), "nobody noticed that the client has left"
+
+    monkeypatch.setattr(Job, "cancel", cancelling)
+    with before_passes(served.lm, before):
         client = send(served, served.chat(stream=stream, **MANY))
-        wait_until(lambda: len(passes) > 3)
+        wait_until(lambda: bool(served.lm.scheduler.running))
         client.close()
-        at = len(passes)
+        has_left.set()
         wait_until(lambda: not served.lm.scheduler.running)
-        assert len(passes) - at <= 2
+    assert cancelled.is_set()
+    assert len(num_late) <= 1
     served.check_idle()
 
 
@@ -103,7 +121,10 @@ def test_a_full_pool_makes_requests_wait_and_changes_no_answer() -> None:
             return str(served.ask(CHAT, body)[2]["choices"][0]["message"]["content"])
 
         with slowed(lm, 0.01):
-            assert list(crowd.map(ask, range(5))) == told
+            with lm.between_passes:  # so that all of them are under way at once
+                asked = [crowd.submit(ask, n) for n in range(5)]
+                wait_until(lambda: served.engine.num_admitted == 5)
+            assert [each.result() for each in asked] == told
         assert lm.scheduler.num_preemptions > before
         served.check_idle()
 
@@ -177,7 +198,8 @@ def test_too_many_at_once_are_told_when_to_come_back() -> None:
 
 
 def test_a_request_past_its_deadline_is_cancelled() -> None:
-    with serving(tiny_lm(prefix_cache=True), deadline_s=0.3) as served, slowed(served.lm, 0.05):
+    lm = tiny_lm(prefix_cache=True)
+    with serving(lm, deadline_s=0.3) as served, slowed(lm, 0.05), scripted(lm, endless):
         status, headers, body = served.ask(CHAT, served.chat(**MANY))
         assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
         assert headers["x-should-retry"] == "false"
@@ -218,23 +240,31 @@ def read_all(raw: socket.socket) -> bytes:
     return data
 
 
-def test_sigterm_lets_requests_finish_and_admits_no_more() -> None:
+def test_sigterm_lets_requests_finish_and_tells_those_who_come() -> None:
     lm = tiny_lm(prefix_cache=True)
-    app, opened = create_app(lm, Settings(drain_s=30)), running.open_socket("127.0.0.1", 0)
-    port, found = opened.getsockname()[1], {}
+    app, opened = create_app(lm, Settings(drain_s=60)), running.open_socket("127.0.0.1", 0)
+    served = Served(lm, app, None, opened.getsockname()[1])  # type: ignore[arg-type]
+    found: dict[str, Any] = {}
+    passes, all_told = [], threading.Event()
+
+    def before(runs: Any) -> None:
+        passes.append(runs)
+        if served.engine.is_draining:
+            all_told.wait(60)
 
     def clients() -> None:
-        served = Served(lm, app, None, port)  # type: ignore[arg-type]
-        with slowed(lm, 0.02) as passes, ThreadPoolExecutor(1) as other:
-            under_way = other.submit(served.ask, CHAT, served.chat(**(MANY | {"max_tokens": 60})))
+        with before_passes(lm, before), ThreadPoolExecutor(1) as other:
+            body = served.chat(**(MANY | {"max_tokens": 60}))
+            under_way = other.submit(served.ask, CHAT, body)
             early = served.connect()
             early.request("GET", "/ready")
             found["before"] = early.getresponse().read()
             wait_until(lambda: len(passes) > 2)
             os.kill(os.getpid(), signal.SIGTERM)
             wait_until(lambda: served.engine.is_draining)
-            with pytest.raises(ApiError, match="shutting down"):
-                served.engine.admit(1)
+            found["ready"] = served.ask("/ready")
+            found["late"] = served.ask(CHAT, body)
+            all_told.set()
             found["under_way"] = under_way.result()
             early.close()
 
@@ -242,9 +272,14 @@ def test_sigterm_lets_requests_finish_and_admits_no_more() -> None:
     assert running.run(app, opened, thread.start) is False
     thread.join(30)
     assert b"ready" in found["before"]
+    for status, headers, body in (found["ready"], found["late"]):
+        assert (status, body["error"]["code"]) == (503, "shutting_down")
+        assert int(headers["retry-after"]) >= 1
     status, _, body = found["under_way"]
     assert status == 200
     assert body["choices"][0]["finish_reason"] == "length"
+    with pytest.raises(ConnectionError):
+        served.ask("/ready")
     assert not app.state.engine.is_alive
     lm.scheduler.check_integrity()
 

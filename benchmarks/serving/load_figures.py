@@ -57,9 +57,9 @@ ENOUGH_ROUNDS = 7
 GAUGES = {
     "passes": "stretto_pass_seconds_count",
     "pass_s": "stretto_pass_seconds_sum",
-    "forward_s": "stretto_forward_seconds",
+    "forward_s": "stretto_forward_seconds_total",
     "between_s": "stretto_between_passes_seconds_total",
-    "loop_s": "stretto_event_loop_cpu_seconds",
+    "loop_s": "stretto_event_loop_cpu_seconds_total",
     "aside_s": "stretto_thread_pool_cpu_seconds_total",
     "prompt_tokens": "stretto_prompt_tokens_total",
     "cached_tokens": "stretto_cached_prompt_tokens_total",

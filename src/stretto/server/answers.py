@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
@@ -50,7 +51,7 @@ class Answer:
     async def begin(self, *, is_stream: bool) -> None:
         """Prepares and submits the samples. Raises `ApiError`."""
         deadline = time.perf_counter() + self.engine.settings.deadline_s
-        streams = await self._aside(lambda: self.ask.prepare(self.engine.lm))
+        streams = await self.aside(lambda: self.ask.prepare(self.engine.lm))
         self.jobs = [
             Job(
                 stream, self.news, deadline,
@@ -70,12 +71,14 @@ class Answer:
     def is_done(self) -> bool:
         return all(job.progress.is_done for job in self.jobs)
 
-    async def complete(self) -> list[Completion]:
-        """The completions of samples that are done; made off the event loop, since they count."""
-        return await self._aside(lambda: [job.stream.completion for job in self.jobs])
+    @property
+    def completions(self) -> list[Completion]:
+        """Those of samples that are done. For `aside`, as is all that looks at whole answers."""
+        return [job.stream.completion for job in self.jobs]
 
-    async def _aside(self, make: Callable[[], T]) -> T:
-        """What `make` makes, in a thread of the pool, whose CPU time is counted."""
+    async def aside(self, make: Callable[[], T]) -> T:
+        """What `make` makes off the event loop, in a thread of the pool, whose CPU time is
+        counted."""
 
         def counted() -> T:
             begun = time.thread_time()
@@ -112,17 +115,20 @@ async def answer_whole(answer: Answer, request: Request) -> Response:
     for job in answer.jobs:
         if (failure := answer.failure(job)) is not None:
             raise failure
-    completions = await answer.complete()
-    choices = [_whole_choice(answer, i, c) for i, c in enumerate(completions)]
-    return JSONResponse(
-        answer.envelope.whole(choices, usage_of(completions, answer.ask.num_samples))
-    )
+    return await answer.aside(lambda: _whole(answer))
 
 
 async def _until_gone(request: Request, news: asyncio.Event) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     news.set()
+
+
+def _whole(answer: Answer) -> JSONResponse:
+    completions = answer.completions
+    choices = [_whole_choice(answer, i, c) for i, c in enumerate(completions)]
+    usage = usage_of(completions, answer.ask.num_samples)
+    return JSONResponse(answer.envelope.whole(choices, usage))
 
 
 def _whole_choice(answer: Answer, index: int, completion: Completion) -> dict[str, Any]:
@@ -190,13 +196,19 @@ async def answer_stream(answer: Answer) -> AsyncIterator[bytes]:
                 await answer.news.wait()
         except TimeoutError:
             yield b": waiting\n\n"
-    completions = await answer.complete()
-    for voice, completion in zip(voices, completions, strict=True):
-        yield _sse(voice.closing(completion))
+    for chunk in await answer.aside(lambda: _ends(answer, voices)):
+        yield chunk
+    yield b"data: [DONE]\n\n"
+
+
+def _ends(answer: Answer, voices: list[Voice]) -> list[bytes]:
+    """The last chunks of choices that are done, and the usage if that is wanted."""
+    completions = answer.completions
+    ends = [voice.closing(c) for voice, c in zip(voices, completions, strict=True)]
     if answer.options.include_usage:
         usage = usage_of(completions, answer.ask.num_samples)
-        yield _sse(answer.envelope.chunk([], usage=usage))
-    yield b"data: [DONE]\n\n"
+        ends.append(answer.envelope.chunk([], usage=usage))
+    return [_sse(end) for end in ends]
 
 
 def _sse(chunk: dict[str, Any]) -> bytes:
@@ -222,7 +234,7 @@ class Voice:
         self._num_steps = 0
         self._num_ordered = 0
         self._order = DocumentOrder()
-        self._settled: list[Drawn] = []
+        self._settled: deque[Drawn] = deque()  # and not sent
 
     def opening(self) -> dict[str, Any]:
         return self._chunk(self._delta("", None, is_first=True))
@@ -263,9 +275,13 @@ class Voice:
         self._settled += self._order.push(log[self._num_ordered : num_events])
         self._num_ordered = num_events
         length, is_last = self._num_sent, self._job.progress.is_done
-        count = sum(t.start < length and (is_last or t.end <= length) for t in self._settled)
-        sent, self._settled = self._settled[:count], self._settled[count:]
-        return [token.cut(length) for token in sent]
+        sent: list[Drawn] = []
+        while self._settled:
+            token = self._settled[0]
+            if token.start >= length or not (is_last or token.end <= length):
+                break
+            sent.append(self._settled.popleft().cut(length))
+        return sent
 
     def _events(self, num_events: int, num_steps: int) -> list[dict[str, Any]]:
         """Events and steps that have not been sent, in the order in which they happened."""

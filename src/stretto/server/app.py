@@ -18,7 +18,7 @@ from stretto.server import errors, openapi
 from stretto.server.answers import Answer, EventStream, answer_stream, answer_whole
 from stretto.server.asks import read_ask
 from stretto.server.engine import EngineLoop
-from stretto.server.gate import Gate
+from stretto.server.gate import OWNER, Gate
 from stretto.server.metrics import Metrics
 from stretto.server.page_files import page_routes
 from stretto.server.schema import ChatRequest, Common, CompletionRequest
@@ -99,7 +99,7 @@ class Server:
         self, shape: Shape, body: Common, request: Request, *, wants_logprobs: bool
     ) -> Response:
         self._check_model(body.model)
-        ask = read_ask(body, self.settings)
+        ask = read_ask(body, self.settings, request.scope.get(OWNER, ""))
         answer = Answer(
             engine=self.engine,
             ask=ask,
@@ -169,9 +169,10 @@ class Server:
         return JSONResponse({"status": "ok"})
 
     async def ready(self) -> JSONResponse:
-        """200 while new requests are admitted; 503 when the server is shutting down."""
+        """200 while requests are admitted; 503 when it is shutting down, 500 if its engine has
+        stopped."""
         if self.engine.is_draining or not self.engine.is_alive:
-            raise errors.shutting_down()
+            raise self.engine.refusal()
         return JSONResponse({"status": "ready", "model": self.name})
 
     async def metrics(self) -> Response:

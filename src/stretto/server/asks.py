@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a client asks for: `num_samples` answers to each prompt, in this order of choices."""
+    """What a client asks for: `num_samples` answers to each prompt, in this order of choices.
+
+    `owner`: who asks; what prompts begin with is shared with those of the same one alone.
+    """
 
     prompts: tuple[Prompt, ...]
     num_samples: int
     params: SamplingParams
     method: str
     is_raw: bool
+    owner: str = ""
 
     @property
     def num_choices(self) -> int:
@@ -36,7 +40,7 @@ class Ask:
         """A stream a choice, none of them queued. Takes time: it encodes the prompts. Raises
         `ApiError`."""
         try:
-            return [
+            streams = [
                 lm.prepare(prompt, self.params, method=self.method, raw=self.is_raw, sample=sample)
                 for prompt in self.prompts
                 for sample in range(self.num_samples)
@@ -46,10 +50,13 @@ class Ask:
             if refusal.param == "messages" and self.is_raw:
                 refusal.param = "prompt"
             raise refusal from None
+        for stream in streams:
+            stream.request.memory.owner = self.owner
+        return streams
 
 
-def read_ask(body: Common, settings: Settings) -> Ask:
-    """What a request asks for. Raises `ApiError` for what cannot be answered as asked."""
+def read_ask(body: Common, settings: Settings, owner: str = "") -> Ask:
+    """What an owner's request asks for. Raises `ApiError` for what cannot be answered as asked."""
     _check(body)
     prompts = _prompts(body)
     if len(prompts) * body.n > settings.max_requests:
@@ -68,6 +75,7 @@ def read_ask(body: Common, settings: Settings) -> Ask:
             params=_params(body, own, settings),
             method=spell(own.method, {key: getattr(own, key) for key in SETTINGS}),
             is_raw=isinstance(body, CompletionRequest),
+            owner=owner,
         )
     except InvalidInput as error:
         raise of_input(error) from None

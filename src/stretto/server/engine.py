@@ -113,11 +113,17 @@ class EngineLoop:
             self._inbox.extend(jobs)
             self._changed.notify()
 
+    @property
+    def is_finishing(self) -> bool:
+        """Whether requests are under way that have time left, after a `drain`."""
+        return self.num_admitted > 0 and time.perf_counter() < self._ends_at
+
     def drain(self) -> None:
         """No more requests are admitted; those under way are cancelled after `drain_s`. Takes no
-        lock, so that a signal handler may call it."""
-        self.is_draining = True
-        self._ends_at = time.perf_counter() + self.settings.drain_s
+        lock, so that a signal handler may call it; a second time it changes nothing."""
+        if not self.is_draining:
+            self._ends_at = time.perf_counter() + self.settings.drain_s
+            self.is_draining = True
 
     def close(self) -> None:
         """Cancels what is under way and ends the thread."""

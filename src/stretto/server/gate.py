@@ -17,6 +17,8 @@ from stretto.server.settings import Settings
 CLOSED = re.compile(r"/(v1|metrics)(/|$)")
 """Paths that need a key. The others tell only whether the server lives, its schema and page."""
 KNOWN = re.compile(r"/(v1/(chat/completions|completions|models)|health|ready|metrics)?\Z")
+OWNER = "stretto.owner"
+"""What a scope says of whose request it is: a digest of its key. Absent where none is needed."""
 MAX_DISCARDED_BYTES = 64 << 20
 """A body that is refused is still read up to here, so that the client hears why."""
 MAX_ITEMS = 100_000
@@ -53,7 +55,7 @@ class Gate:
             await self._app(scope, _replay(body, receive), send)
 
     def _check_head(self, scope: Scope) -> None:
-        """Raises `ApiError` for a host, a key or a length that is not accepted."""
+        """Notes whose request it is. Raises `ApiError` for a host or a key that is not accepted."""
         headers = dict(scope["headers"])
         if self._hosts:
             host = headers.get(b"host", b"").decode("latin-1").lower()
@@ -61,9 +63,10 @@ class Gate:
             if name not in self._hosts:
                 raise ApiError(421, f"host {name!a} is not served here", code="unknown_host")
         if self._digests and scope["method"] != "OPTIONS" and CLOSED.match(_path(scope)):
-            self._check_key(headers.get(b"authorization", b""))
+            scope[OWNER] = self._check_key(headers.get(b"authorization", b""))
 
-    def _check_key(self, given: bytes) -> None:
+    def _check_key(self, given: bytes) -> str:
+        """Whose key it is. Raises `ApiError` if it is nobody's."""
         scheme, _, key = given.partition(b" ")
         digest = _digest(key.strip())
         found = [hmac.compare_digest(digest, known) for known in self._digests]
@@ -75,6 +78,7 @@ class Gate:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        return digest.hex()
 
     async def _body(self, scope: Scope, reader: Reader) -> bytes | None:
         """The whole body; None if the client left first. Raises `ApiError` for one that is too
@@ -96,7 +100,9 @@ class Gate:
                         raise _too_large(limit)
         except TimeoutError:
             raise ApiError(
-                408, f"the body took longer than {self._settings.body_timeout_s:g} s; send it anew"
+                408,
+                f"the body took longer than {self._settings.body_timeout_s:g} s; send it anew",
+                code="too_slow",
             ) from None
         body = b"".join(parts)
         if has_too_many_items(body):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
 
 if TYPE_CHECKING:
     from stretto.lm import LM
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
 
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Totals:
+    """Sums that others keep, as counters: of each its text, and where it is read."""
+
+    def __init__(self, readings: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
+        self._readings = readings
+
+    def collect(self) -> Iterator[Metric]:
+        for name, (text, read) in self._readings.items():
+            yield CounterMetricFamily(name, text, value=read())
 
 
 class Metrics:
@@ -59,18 +71,15 @@ class Metrics:
         self._whole = Histogram(
             "stretto_sample_seconds", "Submission to end.", buckets=LONG_S, registry=registry
         )
-        self._gauges(lm, num_admitted)
+        self._read(lm, num_admitted)
 
-    def _gauges(self, lm: LM, num_admitted: Callable[[], int]) -> None:
+    def _read(self, lm: LM, num_admitted: Callable[[], int]) -> None:
         scheduler, pool = lm.scheduler, lm.scheduler.pool
         page = pool.page_size
-        readings: dict[str, tuple[str, Callable[[], float]]] = {
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "stretto_samples_under_way": ("Samples admitted and not delivered.", num_admitted),
             "stretto_running": ("Samples in the batch.", lambda: len(scheduler.running)),
             "stretto_waiting": ("Samples waiting for slots.", lambda: len(scheduler.waiting)),
-            "stretto_preemptions": ("Preemptions so far.", lambda: scheduler.num_preemptions),
-            "stretto_forward_seconds": ("Of passes, in the engine.", lambda: scheduler.forward_s),
-            "stretto_event_loop_cpu_seconds": ("CPU time of the event loop.", time.thread_time),
             "stretto_pool_slots": ("KV slots in all.", lambda: pool.num_slots),
             "stretto_pool_free_slots": ("KV slots free.", lambda: pool.num_free_pages * page),
             "stretto_pool_cached_slots": (
@@ -78,8 +87,14 @@ class Metrics:
                 lambda: pool.num_cached_pages * page,
             ),
         }
-        for name, (text, read) in readings.items():
+        for name, (text, read) in gauges.items():
             Gauge(name, text, registry=self._registry).set_function(read)
+        totals: dict[str, tuple[str, Callable[[], float]]] = {
+            "stretto_preemptions": ("Preemptions.", lambda: scheduler.num_preemptions),
+            "stretto_forward_seconds": ("Of passes, in the engine.", lambda: scheduler.forward_s),
+            "stretto_event_loop_cpu_seconds": ("CPU time of the event loop.", time.thread_time),
+        }
+        self._registry.register(Totals(totals))
 
     def finished(self, request: Request) -> None:
         """A sample has ended, however."""

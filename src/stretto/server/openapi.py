@@ -128,7 +128,7 @@ def _errors(*statuses: int) -> Responses:
         408: "the body came too slowly",
         413: "the body is too large, or has too many parts",
         429: "too many requests are under way; see Retry-After",
-        500: "decoding failed",
+        500: "decoding failed, or the engine has stopped",
         503: "shutting down",
         504: "the deadline has passed",
     }
@@ -149,7 +149,7 @@ def answers(kind: str, shape: Literal["chat", "text"]) -> Responses:
 MODELS: Responses = {200: {"model": Models}, **_errors(401)}
 MODEL: Responses = {200: {"model": Model}, **_errors(401, 404)}
 HEALTH: Responses = {200: {"model": Health}, **_errors(500)}
-READY: Responses = {200: {"model": Ready}, **_errors(503)}
+READY: Responses = {200: {"model": Ready}, **_errors(500, 503)}
 METRICS: Responses = {
     200: {
         "description": "Prometheus's text format",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import signal
 import socket
 from collections.abc import Callable
@@ -22,8 +21,13 @@ from stretto.server.errors import ApiError
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from stretto.server.engine import EngineLoop
+
 MAX_HEADER_BYTES = 16 << 10
 KEEP_ALIVE_S = 30
+LINGER_S = 10
+"""What connections get to take the rest of their answers, once all requests have ended."""
+TICK_S = 0.05
 BACKLOG = 2048
 
 
@@ -71,11 +75,12 @@ class Protocol(H11Protocol):
 
 
 class Drained(uvicorn.Server):
-    """On SIGTERM or SIGINT no more requests are admitted, and those under way may finish."""
+    """On SIGTERM or SIGINT no more requests are admitted, and those under way may finish. As long
+    as there are any, those who come are answered: that the server is shutting down."""
 
     def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
         super().__init__(config_of(app))
-        self._engine = app.state.engine
+        self._engine: EngineLoop = app.state.engine
         self._on_ready = on_ready
         self.was_interrupted = False
 
@@ -85,6 +90,10 @@ class Drained(uvicorn.Server):
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._engine.drain()
+        while self._engine.is_finishing and not self.force_exit:
+            await asyncio.sleep(TICK_S)
+            await self.on_tick(0)  # which keeps the Date header right
         await super().shutdown(sockets=sockets)
         if self.force_exit:  # which uvicorn takes for a reason to leave the engine running
             await self.lifespan.shutdown()
@@ -138,7 +147,7 @@ def config_of(app: FastAPI) -> uvicorn.Config:
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=math.ceil(app.state.engine.settings.drain_s) + 10,
+        timeout_graceful_shutdown=LINGER_S,
     )
 
 
