@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from stretto.cli.demo_planned import planned
 from stretto.cli.demo_tip import tip
 
 app = typer.Typer(no_args_is_help=True, help="See a dialect at work on a small model.")
@@ -15,3 +16,4 @@ def demo() -> None:
 
 
 app.command()(tip)
+app.command()(planned)

@@ -1,0 +1,109 @@
+"""Puts a TIP model into the package, with its card and checksums.
+
+    python benchmarks/tip/ship.py
+
+Reads only what the stages kept in benchmarks/results/tip. The model is that of the weight of KV
+that `choose.py` chose on the validation problems, first training seed; what the card tells of it
+was measured on the test problems.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stages import KV, NORMAL
+
+from stretto.bench.shipping import ship
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parent / "results" / "tip"
+NAME = "tiny-tip"
+FOLDER = HERE.parent.parent / "src" / "stretto" / "models" / "shipped" / NAME
+CHOSEN = Path("choose")
+DENSE = "dense-grpo"
+TABLE = Path("report") / f"program+tree-{NORMAL.sizes}.csv"
+SUPERVISED = "tip-sft"
+
+CARD = """# {name}
+
+A model of {parameters:.1f} million parameters ({size:.1f} MB) that lets go of what it no longer
+needs: it writes a register before each step, and a step's keys and values are dropped when its
+register is written again. It was trained from random weights on made problems and knows nothing
+else. `stretto demo tip` shows it at work.
+
+- **What it is for**: showing, testing and measuring dialect `tip` on a machine without a GPU.
+- **What it is not for**: anything but Stretto's made problems (tasks {tasks}). Its vocabulary is
+  theirs.
+- **How it was made**: arm `{arm}` of `make reproduce-tip`, training seed {seed}: supervised
+  training on {rows:,} problems with registers by liveness, then {steps} steps of GRPO with weight
+  {weight} of KV, which was chosen on validation problems. The commands are in
+  `benchmarks/results/tip/*/stage.json`.
+- **Data**: made by Stretto from a seed; no text of anybody else, no answer of another model.
+- **Licence**: Apache-2.0, as this project.
+- **Measured** (programs and trees of {sizes} steps, test problems, mean over training seeds):
+  {measured}. Baselines at the same budget, longer problems, speed: `benchmarks/results/tip/report`.
+"""
+
+
+def measured(rows: Sequence[dict[str, str]]) -> str:
+    """What the report says of the arm, beside the dense one. Raises `SystemExit` without it."""
+    found = {row["arm"]: row for row in rows}
+    if missing := {KV, DENSE} - set(found):
+        raise SystemExit(f"{TABLE} has no arm {min(missing)}; run the stage report first")
+
+    def told(arm: str, name: str) -> str:
+        value, low, high = (float(found[arm][f"{name}{end}"]) for end in ("", "_low", "_high"))
+        return f"{value:.1f} ({low:.1f} to {high:.1f})"
+
+    return (
+        f"{told(KV, 'accuracy')} % right, the same training without registers "
+        f"{told(DENSE, 'accuracy')} %; {told(KV, 'live')} live generated tokens on average, "
+        f"{told(KV, 'saved')} % less than dense decoding of as many holds"
+    )
+
+
+def card(results: Path, model: Path) -> str:
+    """The model card, from what the stages wrote."""
+    seed = NORMAL.seeds[0]
+    phases = [results / f"{SUPERVISED}-{seed}" / phase.name for phase in NORMAL.phases]
+    learnt: list[dict[str, Any]] = [
+        json.loads((phase / "summary.json").read_bytes()) for phase in phases
+    ]
+    with (results / TABLE).open(encoding="utf-8", newline="") as file:
+        text = measured(list(csv.DictReader(file)))
+    return CARD.format(
+        name=NAME,
+        parameters=learnt[-1]["trained_parameters"] / 1e6,
+        size=(model / "model.safetensors").stat().st_size / 1e6,
+        tasks=", ".join(f"`{task}`" for task in NORMAL.tasks),
+        arm=KV,
+        seed=seed,
+        rows=sum(summary["train"]["examples"] for summary in learnt),
+        steps=NORMAL.grpo.steps,
+        weight=json.loads((results / CHOSEN / "choice.json").read_bytes())["chosen"],
+        sizes=NORMAL.sizes,
+        measured=text,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    given = parser.parse_args(argv)
+    model = given.results / CHOSEN / "model"
+    ship(model, given.out, card(given.results, model), source={"experiment": "tip", "arm": KV})
+    print(f"{KV} is {given.out.name}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
