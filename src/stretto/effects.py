@@ -82,9 +82,9 @@ class Denoise:
     token stands at `position`, the parent goes on behind its last one. With `dense` it and the
     blocks that the parent has forked at the same place, and that are open, also see one another. A
     token that is not written yet is a `mask`. If `shifted`, a token is predicted by the row before
-    it, else by its own. A `filler`, if there is one, is markup when drawn. When all is written its
-    keys and values are computed once more, from the tokens that then stand there, before anyone
-    sees it.
+    it, else by its own. A `filler`, if there is one, is markup when drawn; the first of the `ends`
+    is, and all that stands behind it. When all is written its keys and values are computed once
+    more, from the tokens that then stand there, before anyone sees it.
     """
 
     child: str
@@ -96,6 +96,7 @@ class Denoise:
     after: tuple[int, ...] = ()
     shifted: bool = False
     filler: int | None = None
+    ends: frozenset[int] = frozenset()
     topic: str | None = None
     role: str = "child"
 

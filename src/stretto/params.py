@@ -25,9 +25,10 @@ drawn is likeliest, where the likeliest is furthest ahead of the next one, or an
 THREAD_FIELDS = ("max_thread_tokens", "max_forks")
 """Settings of methods that fork threads."""
 
-BLOCK_FIELDS = (
-    "max_rounds", "steps_ratio", "threshold", "order", "length_scale", "early_finish",
-)  # fmt: skip
+PASS_FIELDS = ("steps_ratio", "threshold", "order", "early_finish")
+"""Settings of methods that write blocks: what each pass writes."""
+
+BLOCK_FIELDS = ("max_rounds", "length_scale", *PASS_FIELDS)
 """Settings of methods that write blocks, some of them of those that plan them alone."""
 
 METHOD_FIELDS = (*THREAD_FIELDS, *BLOCK_FIELDS)

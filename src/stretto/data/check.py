@@ -28,7 +28,7 @@ from stretto.dialects.registers import (
     is_register,
     register_tags,
 )
-from stretto.errors import InvalidInput
+from stretto.errors import InvalidInput, Unsupported
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN
 from stretto.trace import Trace, is_drawn
@@ -66,6 +66,8 @@ class Checker:
         self.num_registers = num_registers
         self._all = DialectSettings.given({**asdict(self.settings), "num_registers": num_registers})
         self._dialect = get_dialect(dialect)
+        if self._dialect.is_foreign:
+            raise Unsupported(f"dialect {dialect} writes no annotations: there is nothing to check")
         self._sessions = self._dialect.sessions(vocabulary, self._all, MAX_POSITIONS)
 
     @property

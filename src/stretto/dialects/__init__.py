@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self, get_args
 from stretto.dialects import (
     apar,
     apar_text,
+    masked,
     pasta_text,
     pasta_tip_text,
     plain,
@@ -16,21 +17,22 @@ from stretto.dialects import (
     planned_text,
     tip_text,
 )
-from stretto.dialects.base import Parsed, Session, Vocabulary
+from stretto.dialects.base import BlockRules, Parsed, Session, Vocabulary
 from stretto.dialects.pasta import PastaSession, PastaSettings, Policy
 from stretto.dialects.pasta_masks import PastaMasks
 from stretto.dialects.pasta_tip import PastaTipMasks, PastaTipSession
 from stretto.dialects.planned import Convention, PlannedSettings, Variant
-from stretto.dialects.planned_masks import PlannedMasks
+from stretto.dialects.planned_masks import MASK, PAD, PlannedMasks
 from stretto.dialects.registers import DEFAULT_REGISTERS, register_forms
-from stretto.dialects.tags import TAG_FORMS
+from stretto.dialects.tags import SYNC, TAG_FORMS
 from stretto.dialects.tip import TipMasks, TipSession, TipSettings
-from stretto.errors import UnknownName
-from stretto.params import METHOD_FIELDS, THREAD_FIELDS, SamplingParams
+from stretto.effects import Denoise
+from stretto.errors import UnknownName, Unsupported
+from stretto.params import METHOD_FIELDS, PASS_FIELDS, THREAD_FIELDS, SamplingParams
 
 __all__ = ["DIALECTS", "Card", "Dialect", "DialectSettings", "Settings", "get_dialect"]
 
-DIALECTS = ("pasta", "tip", "pasta+tip", "planned", "apar", "plain")
+DIALECTS = ("pasta", "tip", "pasta+tip", "planned", "apar", "masked", "plain")
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,13 @@ class Dialect:
     variants: tuple[str, ...] = ()
     """What a card's `variant` may be, of which it names one; its `convention` likewise."""
     conventions: tuple[str, ...] = ()
+    blocks: Callable[[Vocabulary, Card], BlockRules] | None = None
+    """How its models write blocks, for training; None: they write none, or are not trained."""
     reads: tuple[str, ...] = ()
     """Those of `params.METHOD_FIELDS` that its sessions, or the runtime for them, read."""
     forms_of: Callable[[Card], Mapping[str, str]] | None = None
+    is_foreign: bool = False
+    """Of models that others have trained: they are run in this way alone, and not trained here."""
 
     def forms(self, card: Card) -> Mapping[str, str]:
         """The control tokens of a model of this card, name to text form."""
@@ -209,9 +215,61 @@ def _planned_sessions(
     return session
 
 
+def _planned_blocks(vocabulary: Vocabulary, card: Card) -> BlockRules:
+    settings, control = _planned_settings(card, None), vocabulary.control
+
+    def block(number: int, length: int, position: int) -> Denoise:
+        return settings.span(control, number, length, position, "")
+
+    return BlockRules(
+        mask=control[MASK],
+        filler=control[PAD],
+        legal=PlannedMasks(vocabulary, card.unit).span,
+        main_role=planned.PlannedSession.main_role,
+        between=control[SYNC],
+        block=block,
+    )
+
+
 def _parse_planned(text: str, vocabulary: Vocabulary, given: Settings, prompt: str) -> Parsed:
     settings = _planned_settings(given, given.max_positions)
     return planned_text.parse_text(text, vocabulary, settings, prompt)
+
+
+def _masked_sessions(
+    vocabulary: Vocabulary, card: Card, max_positions: int
+) -> Callable[[SamplingParams], Session]:
+    rules = masked.MaskedRules(vocabulary, shifted=card.convention == "shifted")
+    return lambda params: masked.MaskedSession(rules)
+
+
+def _parse_masked(text: str, vocabulary: Vocabulary, given: Settings, prompt: str) -> Parsed:
+    raise Unsupported("dialect masked writes no annotations; read the text as dialect plain")
+
+
+def _planned() -> Dialect:
+    return Dialect(
+        "planned",
+        planned.PLANNED_FORMS,
+        _parse_planned,
+        _planned_sessions,
+        variants=get_args(Variant),
+        conventions=get_args(Convention),
+        blocks=_planned_blocks,
+        reads=METHOD_FIELDS,
+    )
+
+
+def _masked() -> Dialect:
+    return Dialect(
+        "masked",
+        masked.MASKED_FORMS,
+        _parse_masked,
+        _masked_sessions,
+        conventions=get_args(Convention),
+        reads=PASS_FIELDS,
+        is_foreign=True,
+    )
 
 
 def get_dialect(name: str) -> Dialect:
@@ -239,14 +297,6 @@ def get_dialect(name: str) -> Dialect:
             name, forms, _parse_pasta_tip, _pasta_tip_sessions, forms_of=_pasta_tip_forms,
             reads=THREAD_FIELDS,
         )  # fmt: skip
-    if name == "planned":
-        return Dialect(
-            name,
-            planned.PLANNED_FORMS,
-            _parse_planned,
-            _planned_sessions,
-            variants=get_args(Variant),
-            conventions=get_args(Convention),
-            reads=METHOD_FIELDS,
-        )
+    if name in ("planned", "masked"):
+        return _planned() if name == "planned" else _masked()
     raise UnknownName("dialect", name, list(DIALECTS))

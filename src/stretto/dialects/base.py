@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.effects import Move
+from stretto.effects import Denoise, Move
 from stretto.recorder import OpenThread, Recorder
 from stretto.trace import Trace
 
@@ -44,6 +44,20 @@ class Legal:
 
     mask: NDArray[np.bool_]
     forced: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class BlockRules:
+    """How a model of a dialect writes blocks: the ids of a token that is not written yet and of the
+    filler, and what may stand in a block. Without a plan, `block` makes the number-th block, of so
+    many tokens at a position, and `between` is what the runtime writes on main behind each."""
+
+    mask: int
+    filler: int
+    legal: Legal
+    main_role: str
+    between: int
+    block: Callable[[int, int, int], Denoise]
 
 
 class Vocabulary(Protocol):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from stretto.errors import UnknownName
+from stretto.errors import UnknownName, Unsupported
 
 if TYPE_CHECKING:
     from stretto.dialects.base import Session
@@ -30,9 +30,6 @@ EVICTING = ("streaming_llm", "paged_h2o", "random_evict", "window")
 
 DIFFUSION = "diffusion"
 """Of models that were trained so: no plan, and all of a window is one block, or several."""
-
-WITH_BLOCKS = ("planned",)
-"""Dialects whose models may be run by it."""
 
 METHODS = ("sequential", "sot", "dense", *EVICTING)
 """Methods for any model; a model's dialect is a method of that model too."""
@@ -65,7 +62,7 @@ class HidingMethod(Method, Protocol):
 def check_method(method: str | Method, dialect: str | None = None) -> None:
     """Raises `UnknownName` unless a model of `dialect` (None: any) can be run by a method, and
     `InvalidInput` for settings that it does not have."""
-    from stretto.dialects import DIALECTS
+    from stretto.dialects import DIALECTS, get_dialect
     from stretto.methods.spelling import diffusion, evicting, read, refuse
 
     if isinstance(method, Method):
@@ -75,7 +72,7 @@ def check_method(method: str | Method, dialect: str | None = None) -> None:
     name, settings = read(method)
     dialects = DIALECTS if dialect is None else (dialect,)
     known = [AUTO, *METHODS, *(d for d in dialects if d != "plain")]
-    known += [DIFFUSION] if set(WITH_BLOCKS) & set(dialects) else []
+    known += [DIFFUSION] if any(get_dialect(d).variants for d in dialects) else []
     if name not in known:
         raise UnknownName("method", name, known)
     if name in EVICTING:
@@ -90,6 +87,7 @@ def get_method(method: str | Method, dialect: str, window: Window | None = None)
     """The method of a name, or of a text with settings, for a model of `dialect`; one that is
     given as an object is that. `window`: the model was trained to answer in it, and in no other
     way. Raises `UnknownName` and `InvalidInput`."""
+    from stretto.dialects import get_dialect
     from stretto.methods.diffusion import Diffusion, check_window
 
     if window is not None and method == AUTO:
@@ -97,6 +95,11 @@ def get_method(method: str | Method, dialect: str, window: Window | None = None)
     found = _method(method, dialect)
     if window is not None:
         check_window(found, window)
+    if get_dialect(dialect).is_foreign and found.name != dialect:
+        raise Unsupported(
+            f"method {found.name!r} is asked for, but the model is one of dialect {dialect} and "
+            "means nothing otherwise; leave it out"
+        )
     return found
 
 

@@ -91,7 +91,8 @@ def _log_sums(rows: Tensor) -> Tensor:
 
 
 def _entropies(rows: Tensor) -> Tensor:
-    return torch.special.entr(torch.softmax(rows, dim=-1)).sum(dim=-1)
+    entropies: Tensor = torch.special.entr(torch.softmax(rows, dim=-1)).sum(dim=-1)
+    return entropies
 
 
 def _margins(rows: Tensor) -> Tensor:
@@ -151,12 +152,14 @@ class Denoiser:
             index = len(self.effect.before) + place
             self.logprobs[index] = own.logprob
             thread.num_drawn += 1
-            is_filler = own.token == self.effect.filler
             recorder.rewrite(
-                thread, index, own.token, origin="sampled", markup=is_filler, step=step
+                thread, index, own.token, origin="sampled", markup=self._fills(own.token), step=step
             )
         self.masked = [place for place in self.masked if place not in drawn]
-        return sorted([*drawn, *self._finish_early(recorder, thread)])
+        filled = self._finish_early(recorder, thread)
+        if self.is_done:
+            self._end_text(recorder, thread)
+        return sorted([*drawn, *filled])
 
     # -- internals -----------------------------------------------------------------------------
 
@@ -224,12 +227,29 @@ class Denoiser:
             token = self.chooser.draw(recorder, thread, row, int(row.argmax()), counter)
         return token
 
+    def _fills(self, token: int) -> bool:
+        """Whether a token is no text: a filler, or one that ends what is written."""
+        return token == self.effect.filler or token in self.effect.ends
+
+    def _end_text(self, recorder: Recorder, thread: OpenThread) -> None:
+        """What stands behind the first of the ends is no text."""
+        own, first = thread.own, len(self.effect.before)
+        places = range(first, first + self.effect.length)
+        end = next((i for i in places if own.tokens[i] in self.effect.ends), places.stop)
+        for i in places[end + 1 - first :]:
+            recorder.rewrite(
+                thread, i, own.tokens[i], origin=own.origins[i], markup=True, step=own.steps[i]
+            )
+
     def _finish_early(self, recorder: Recorder, thread: OpenThread) -> list[int]:
-        """Where all before a filler is written, what follows it is filler; the places."""
-        first, filler = len(self.effect.before), self.effect.filler
-        if not (self.params.early_finish and self.masked) or filler is None:
+        """Where all before a filler or an end is written, what follows it is the same; the
+        places."""
+        if not (self.params.early_finish and self.masked):
             return []
-        if filler not in thread.own.tokens[first : first + self.masked[0]]:
+        first = len(self.effect.before)
+        written = thread.own.tokens[first : first + self.masked[0]]
+        filler = next((token for token in written if self._fills(token)), None)
+        if filler is None:
             return []
         filled, self.masked = self.masked, []
         for place in filled:

@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from stretto.dialects import Card
-from stretto.dialects.base import Legal, Vocabulary
-from stretto.dialects.planned import PlannedSession, PlannedSettings
-from stretto.dialects.planned_masks import MASK, PAD, PlannedMasks
-from stretto.dialects.tags import ASYNC, ASYNC_END, SYNC
+from stretto.dialects.base import BlockRules
 from stretto.effects import Join, Place
 from stretto.methods.diffusion import Window
 from stretto.recorder import MAIN, Recorder
 from stretto.trace import Segment, Trace
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class SpanRules:
-    """What a model that writes blocks is trained with: how they are laid out, the id of a token
-    that is hidden, the filler, and what may stand in a block."""
-
-    settings: PlannedSettings
-    mask: int
-    filler: int
-    legal: Legal
-
-    @classmethod
-    def of(cls, vocabulary: Vocabulary, card: Card, max_positions: int | None) -> SpanRules | None:
-        """Those of a model's card; None if its dialect writes no blocks."""
-        if card.variant is None or card.convention is None:
-            return None
-        settings = PlannedSettings(card.variant, card.convention, card.unit, max_positions)
-        control = vocabulary.control
-        legal = PlannedMasks(vocabulary, card.unit).span
-        return cls(settings, control[MASK], control[PAD], legal)
 
 
 def filled(trace: Trace, filler: int) -> Trace:
@@ -80,26 +55,31 @@ def _filled(segment: Segment, filler: int) -> Segment:
 
 
 def plan_free_trace(
-    prompt: Sequence[int], answer: Sequence[int], control: Mapping[str, int],
-    settings: PlannedSettings, window: Window,
-) -> Trace:  # fmt: skip
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    rules: BlockRules,
+    window: Window,
+    max_positions: int | None,
+) -> Trace:
     """The trace of an answer without a plan, as `methods.diffusion` decodes it: blocks, and
-    between two of them a `<sync/>` that the runtime writes."""
+    between two of them what the runtime writes there."""
     count = window.num_blocks(len(answer))
-    ids = [*answer, *[control[PAD]] * (count * window.block - len(answer))]
-    recorder = Recorder(list(prompt), PlannedSession.main_role, settings.max_positions)
+    ids = [*answer, *[rules.filler] * (count * window.block - len(answer))]
+    recorder = Recorder(list(prompt), rules.main_role, max_positions)
     main = recorder.threads[MAIN]
     for number in range(1, count + 1):
-        effect = settings.span(control, number, window.block, main.next_position, "")
+        effect = rules.block(number, window.block, main.next_position)
         span = recorder.open_block(main, effect)
-        recorder.place(span, Place(control[ASYNC], "injected", markup=True))
+        for token in effect.before:
+            recorder.place(span, Place(token, "injected", markup=True))
         for token in ids[(number - 1) * window.block : number * window.block]:
-            recorder.place(span, Place(token, markup=token == control[PAD]))
-        recorder.place(span, Place(control[ASYNC_END], "injected", markup=True))
+            recorder.place(span, Place(token, markup=token == rules.filler))
+        for token in effect.after:
+            recorder.place(span, Place(token, "injected", markup=True))
         span.own.num_passes = window.block
         recorder.close(span, "stop")
         recorder.fed(span, len(span.unfed))
         if number < count:
             recorder.join(main, Join((span.name,)))
-            recorder.place(main, Place(control[SYNC], "injected", markup=True))
+            recorder.place(main, Place(rules.between, "injected", markup=True))
     return recorder.freeze()

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from stretto.dialects import get_dialect
 from stretto.dialects.registers import MAX_REGISTERS
 from stretto.errors import InvalidInput
 from stretto.models.embedded import EMBEDDED_MODEL
@@ -92,25 +93,28 @@ class SftConfig(BaseModel):
         if self.baseline and self.lengths is not None:
             raise ValueError("a baseline promises nothing, so it has no lengths")
         parts = self.dialect.split("+")
-        self._check_lengths(parts)
-        self._check_blocks(parts)
+        writes_blocks = get_dialect(self.dialect).blocks is not None
+        self._check_lengths(parts, writes_blocks)
+        self._check_blocks(writes_blocks)
         asked = self.registers is not None or self.grace is not None
         if asked and (self.baseline or "tip" not in parts):
             what = "a baseline" if self.baseline else f"dialect {self.dialect}"
             raise ValueError(f"{what} has no registers, so neither registers nor grace is its own")
         return self
 
-    def _check_lengths(self, parts: list[str]) -> None:
+    def _check_lengths(self, parts: list[str], writes_blocks: bool) -> None:
         if self.lengths is None or "pasta" in parts:
             return
-        if "planned" not in parts:
+        if not writes_blocks:
             raise ValueError(f"dialect {self.dialect} promises nothing, so it has no lengths")
         if self.lengths != "tens":
-            raise ValueError(f"lengths {self.lengths} is of dialect pasta; planned has tens alone")
+            raise ValueError(
+                f"lengths {self.lengths} is of dialect pasta; {self.dialect} has tens alone"
+            )
 
-    def _check_blocks(self, parts: list[str]) -> None:
+    def _check_blocks(self, writes_blocks: bool) -> None:
         asked = [name for name in BLOCK_SETTINGS if getattr(self, name) is not None]
-        if asked and (self.baseline or "planned" not in parts):
+        if asked and (self.baseline or not writes_blocks):
             what = "a baseline" if self.baseline else f"dialect {self.dialect}"
             raise ValueError(f"{what} writes no spans, so {asked[0]} is not its own")
         if self.block is not None and self.window is None:

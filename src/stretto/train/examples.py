@@ -25,7 +25,7 @@ from stretto.params import SamplingParams
 from stretto.recorder import MAIN
 from stretto.tokens import ModelCard
 from stretto.trace import Origin, Segment, Trace, is_drawn, is_prompt, labels
-from stretto.train.blocks import SpanRules, filled, in_spans, plan_free_trace
+from stretto.train.blocks import filled, in_spans, plan_free_trace
 from stretto.train.legal import UNMASKED, LegalTable, Replay, replay_ids
 from stretto.train.prompted import Prompted, PromptIds
 from stretto.train.targets import CLASSES, Places, class_of_control, classes_of
@@ -85,7 +85,8 @@ class ExampleMaker:
     """Turns rows into examples for one model: its vocabulary, card and number of positions.
 
     `end_id` is what the last main token predicts; by default the vocabulary's only end of
-    sequence, or the lowest. All examples share one `table` of masks.
+    sequence, or the lowest. All examples share one `table` of masks. `blocks` is how the dialect
+    writes blocks, None if it writes none.
     """
 
     def __init__(
@@ -106,7 +107,8 @@ class ExampleMaker:
         self._settings = DialectSettings.of_card(card, max_positions)
         self._new_session = _session_maker(vocabulary, card, max_positions)
         self._kinds = class_of_control(vocabulary)
-        self._blocks = SpanRules.of(vocabulary, card, max_positions)
+        made = self._dialect.blocks
+        self.blocks = None if made is None else made(vocabulary, card)
 
     def from_annotated(
         self, prompt: Sequence[int], text: str, key: str = "", *, ended: bool = True
@@ -117,29 +119,27 @@ class ExampleMaker:
         parsed = self.parse(prompt, text)
         issues = tuple(issue.code for issue in parsed.issues)
         trace = parsed.trace
-        if self._blocks is not None:
+        if self.blocks is not None:
             if SPAN_TOO_LONG in issues:
                 raise SpanTooLong(
                     f"row {key} has a block that is longer than promised; leave it "
                     "out, or have its promises measured anew"
                 )
-            trace = filled(trace, self._blocks.filler)
+            trace = filled(trace, self.blocks.filler)
         self._check_length(trace)
         legal = self._legal_of(trace, list(prompt))
         made = self._example(trace, legal, key, ended=ended, issues=issues)
-        return made if self._blocks is None else replace(made, source=(tuple(prompt), text))
+        return made if self.blocks is None else replace(made, source=(tuple(prompt), text))
 
     def from_window(self, prompt: Sequence[int], text: str, key: str, window: Window) -> Example:
         """An example from a text that is written in a window, without a plan: main predicts
         nothing. Raises `TooLong`, and `Unusable` for a text that the window does not hold."""
-        if self._blocks is None:
+        if self.blocks is None:
             raise Unsupported(f"dialect {self._card.dialect} writes no blocks, so it has no window")
         ids = self._vocabulary.encode(text)
         if len(ids) > window.window:
             raise WindowTooSmall(f"row {key} has {len(ids)} tokens and the window {window.window}")
-        trace = plan_free_trace(
-            prompt, ids, self._vocabulary.control, self._blocks.settings, window
-        )
+        trace = plan_free_trace(prompt, ids, self.blocks, window, self.max_positions)
         self._check_length(trace)
         masks: list[Legal | None] = [None] * trace.num_tokens
         return self._example(trace, (masks, {}), key, ended=False)
@@ -147,7 +147,7 @@ class ExampleMaker:
     def check_answers(self) -> None:
         """Raises `Unsupported` if the model writes blocks: no sampled answer can be learnt from by
         its ids, which do not tell in which order and from what they were drawn."""
-        if self._blocks is not None:
+        if self.blocks is not None:
             raise Unsupported(
                 f"dialect {self._card.dialect} writes blocks, which are learnt from annotated text "
                 "and not from the ids of sampled answers; give annotated rows"
@@ -251,10 +251,8 @@ class ExampleMaker:
         flat = [s.id for s in trace.segments for _ in s.tokens]
         tokens = torch.tensor([t for s in trace.segments for t in s.tokens])
         in_blocks = in_spans(trace)
-        if self._blocks is not None:
-            num_illegal += int(
-                (~torch.from_numpy(self._blocks.legal.mask)[tokens[in_blocks]]).sum()
-            )
+        if self.blocks is not None:
+            num_illegal += int((~torch.from_numpy(self.blocks.legal.mask)[tokens[in_blocks]]).sum())
         return Example(
             key=key,
             ids=tokens,
@@ -269,7 +267,7 @@ class ExampleMaker:
             table=self.table,
             num_illegal=num_illegal,
             in_span=in_blocks,
-            block_legal=UNMASKED if self._blocks is None else self.table.add(self._blocks.legal),
+            block_legal=UNMASKED if self.blocks is None else self.table.add(self.blocks.legal),
             issues=issues,
         )
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.dialects.base import Legal, Session
-from stretto.effects import Close, Fork, Move, Place, Reveal, Wait
+from stretto.effects import Close, Fork, Move, Place, Resume, Reveal, Wait
 from stretto.recorder import MAIN, OpenThread, Recorder
 from stretto.trace import Origin, is_drawn
 
@@ -112,6 +112,8 @@ class Replay:
                         self._close(self.threads[child], "length")
                 case Close():
                     self._close(thread, move.reason)
+                case Resume():
+                    raise ValueError("what comes after a block that was written is not replayed")
                 case _:
                     self.recorder.apply(thread, move)
         return forked

@@ -12,7 +12,6 @@ from stretto.data.rows import PromptBook, Reject
 from stretto.data.settings import hold_to
 from stretto.data.store import line_of
 from stretto.dialects import get_dialect
-from stretto.dialects.planned_masks import MASK
 from stretto.errors import InvalidInput
 from stretto.files import write_atomically
 from stretto.methods.diffusion import Window
@@ -115,7 +114,7 @@ def prepare(config: SftConfig, trainee: Trainee | None = None) -> Prepared:
     tokens = config.batch_tokens
     if config.batch is None and tokens is None:
         tokens = DEFAULT_BATCH_TOKENS
-    lengths = _lengths(trainee, gathered.examples)
+    lengths = _lengths(gathered.examples, encoder.maker)
     packed = PackedSteps(
         lengths,
         BatchSize(groups=config.batch, tokens=tokens),
@@ -124,8 +123,8 @@ def prepare(config: SftConfig, trainee: Trainee | None = None) -> Prepared:
         seed=config.seed,
         max_steps=config.max_steps,
     )
-    is_plain = trainee.card.variant is None
-    steps = packed if is_plain else Turns(packed, lengths, config.pack_tokens)
+    has_turns = encoder.maker.blocks is not None
+    steps = Turns(packed, lengths, config.pack_tokens) if has_turns else packed
     settings = _loop_settings(config, trainee.base, gathered, held_out)
     return Prepared(trainee, encoder.maker, gathered, held_out, sum(lengths), steps, settings)
 
@@ -160,9 +159,9 @@ def open_for(config: SftConfig) -> Trainee:
 # -- internals -------------------------------------------------------------------------------------
 
 
-def _lengths(trainee: Trainee, examples: Sequence[Example]) -> list[int]:
+def _lengths(examples: Sequence[Example], maker: ExampleMaker) -> list[int]:
     """The tokens that a model computes of each example, with copies of its blocks."""
-    if trainee.card.variant is None:
+    if maker.blocks is None:
         return [len(e) for e in examples]
     return [most_tokens(e) for e in examples]
 
@@ -219,7 +218,7 @@ def _validation(prepared: Prepared, config: SftConfig) -> Validation | None:
     examples = prepared.valid.examples
     if not examples:
         return None
-    lengths = _lengths(prepared.trainee, examples)
+    lengths = _lengths(examples, prepared.maker)
     packs = pack(range(len(examples)), lambda e: lengths[e], config.pack_tokens)
     return Validation(_objective(prepared, config, examples), packs)
 
@@ -227,14 +226,14 @@ def _validation(prepared: Prepared, config: SftConfig) -> Validation | None:
 def _objective(prepared: Prepared, config: SftConfig, examples: Sequence[Example]) -> Objective:
     """What a run minimises over its examples: of a model that writes blocks two losses, else
     one."""
-    card = prepared.trainee.card
-    if card.variant is None:
+    card, blocks = prepared.trainee.card, prepared.maker.blocks
+    if blocks is None:
         return Supervised(examples)
     slack = DEFAULT_SLACK if config.slack is None else config.slack
     weights = (1.0 if w is None else w for w in (config.plan_weight, config.span_weight))
     return Planned(
         Renewed(examples, prepared.maker, slack, card.unit),
-        mask=card.control[MASK],
+        mask=blocks.mask,
         shifted=card.convention == "shifted",
         weights=LossWeights(*weights),
         seed=config.seed,

@@ -186,6 +186,11 @@ def make_trainee(
     """
     if init not in ("forms", "mean"):
         raise InvalidInput(f"init is {init!r}; known: forms, mean")
+    if get_dialect(dialect).is_foreign:
+        raise Unsupported(
+            f"dialect {dialect} is of models that others have trained, and is not trained here; "
+            "begin with a plain model and another dialect"
+        )
     own = dict(settings or {})
     if card is None or card.dialect != dialect:
         if card is not None and card.dialect != "plain":
