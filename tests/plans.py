@@ -22,7 +22,7 @@ from stubs import StubEngine
 
 from stretto.dialects.planned import PLANNED_FORMS, PlanCaps, PlannedSession, PlannedSettings
 from stretto.dialects.planned_masks import PlannedMasks
-from stretto.effects import Close, Denoise, Join, Move, Place, Wait
+from stretto.effects import Close, Denoise, Join, Move, Place, Resume, Wait
 from stretto.params import ORDERS, SamplingParams
 from stretto.recorder import OpenThread, Recorder
 from stretto.runtime import events
@@ -184,11 +184,13 @@ def tokens_of(request: Request, thread: str) -> list[events.Token]:
 
 class BlockSession(RandomSession):
     """A made-up dialect in which any thread may have blocks written, among all else it does: before
-    one of its tokens, or after its last one, then seen by nobody."""
+    one of its tokens, or after its last one, then seen by nobody. Half of the time what follows is
+    asked for once they are written."""
 
     def __init__(self, seed: int, *, is_shifted: bool) -> None:
         super().__init__(seed)
         self._is_shifted = is_shifted
+        self._later: dict[str, list[Move]] = {}
 
     def request(self) -> Request:
         script = scripted(self.seed)
@@ -219,4 +221,11 @@ class BlockSession(RandomSession):
         if isinstance(moves[-1], Close):
             return [*moves[:-1], *blocks, Wait(names), moves[-1]]
         at = next(i for i, move in enumerate(moves) if isinstance(move, Place))
-        return [*blocks, Wait(names), Join(names), *moves[at:]]
+        after: list[Move] = [Join(names), *moves[at:]]
+        if rng.random() < 0.5:
+            return [*blocks, Wait(names), *after]
+        self._later[thread.name] = after
+        return [*blocks, Wait(names), Resume()]
+
+    def resumed(self, recorder: Recorder, thread: OpenThread) -> list[Move]:
+        return self._later.pop(thread.name)

@@ -197,6 +197,7 @@ def test_tasks_with_right_answers_have_an_accuracy(
         (["--judge", "exact", "--baseline", "none"], "--baseline"),
         (["--prompts", "no-such-file"], "no-such-file"),
         (["--without", "sync"], "no control tokens"),
+        (["--model", "pasta", "--method", "dense", "--no-joins"], "'dense' writes no dialect"),
         (["--task", "multipart"], "--prompts"),
         (["--split", "90-80"], "LOW-HIGH"),
         (["--prompt-field", "text"], "text"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -304,17 +305,15 @@ def starts_of(runs: list[Any]) -> list[int]:
 
 
 def test_a_narrow_choice_is_known_as_one() -> None:
-    """What the rule of gaps is read off: rows whose best two logits are that far apart."""
-    request = planned([[3]])
-    engine = FixedEngine(0)
-    engine.table = torch.zeros_like(engine.table)
-    engine.table[:, 20], engine.table[:, 21] = torch.linspace(5, 9, 512), 4.75
-    seen = Snapshots(engine)
-    seen.request = request
-    run_all(scheduler_for(seen, engine.num_slots), [request])
-    first = writings(request)[0]
-    narrow = narrowest_choice(seen, first)
-    assert 0 < narrow < 0.5
+    """Between two tokens of a place that are 0.25 apart; between places that are alike."""
+    for length, narrow in ((1, 0.25), (3, 0.0)):
+        request, engine = planned([[length]]), FixedEngine(0)
+        engine.table = torch.zeros_like(engine.table)
+        engine.table[:, 20], engine.table[:, 21] = 5.0, 4.75
+        seen = Snapshots(engine)
+        seen.request = request
+        run_all(scheduler_for(seen, engine.num_slots), [request])
+        assert narrowest_choice(seen, writings(request)[0]) == narrow
 
 
 # -- schedules -----------------------------------------------------------------------------------
@@ -405,11 +404,11 @@ def test_orders_write_the_best_first(order: str) -> None:
     for index in range(1, 10):
         row = engine.table[span.positions[index] - 1].masked_fill(~legal, -torch.inf)
         p = torch.softmax(row, -1)
-        best = p.topk(2).values
+        two = p.topk(2).values
         scores.append({
             "entropy": -float(torch.special.entr(p).sum()),
             "confidence": float(p[span.tokens[index]]),
-            "margin": float(best[0] - best[1]),
+            "margin": float(two[0] - two[1]),
         }[order])  # fmt: skip
     by_step = sorted(range(9), key=lambda i: span.steps[i + 1] or 0)
     if order == "confidence":  # a value is drawn anew in each pass: those written first did best
@@ -432,6 +431,21 @@ def test_by_confidence_the_likeliest_values_are_written_first() -> None:
     assert sorted(range(9), key=lambda i: span.steps[i + 1] or 0) == sorted(
         range(9), key=lambda i: -scores[i]
     )
+
+
+def test_a_random_order_goes_by_the_seed() -> None:
+    """And not by what the model says of a place; what is in a batch changes nothing, as of the
+    other orders."""
+
+    def order(seed: int, table: int) -> list[int]:
+        request = planned([[9]], order="random", sampling_seed=seed)
+        engine = FixedEngine(table)
+        run_all(scheduler_for(engine, engine.num_slots), [request])
+        steps = span_steps(request)["main.1"]
+        return sorted(range(9), key=lambda i: steps[i])
+
+    assert order(1, 0) == order(1, 5)
+    assert len({tuple(order(seed, 0)) for seed in range(5)}) == 5
 
 
 def test_the_best_are_those_of_highest_score() -> None:
@@ -476,13 +490,15 @@ def test_a_pass_measures_what_its_order_reads(
     """Over a large vocabulary each figure of all masked rows is much work."""
     counts = {"entropies": 0, "margins": 0, "logprobs": 0}
     for name in counts:
+        own = getattr(Distributions, name)
 
-        def counting(self: Distributions, *args: Any, name: str = name) -> Any:
-            found = measured[name](self, *args)
+        def counting(
+            self: Distributions, *args: Any, name: str = name, own: Callable[..., Any] = own
+        ) -> Any:
+            found = own(self, *args)
             counts[name] += len(found)
             return found
 
-        measured[name] = getattr(Distributions, name)
         monkeypatch.setattr(Distributions, name, counting)
     counted(planned([[5]], order=order, threshold=threshold))
     masked = 5 + 4 + 3 + 2 + 1
@@ -492,9 +508,6 @@ def test_a_pass_measures_what_its_order_reads(
         "margins": masked if order == "margin" else 0,
         "logprobs": masked if draws_all else 5,
     }
-
-
-measured: dict[str, Any] = {}
 
 
 def test_a_threshold_that_is_reached_measures_likelihoods_alone(

@@ -134,11 +134,18 @@ def load_sides(
 
 
 def _contestant(lm: LM, arm: Arm) -> Contestant:
+    from stretto.errors import Unsupported
     from stretto.eval.answers import Contestant
     from stretto.eval.restricted import blind, without
 
-    lm.find_method(arm.method)
-    return Contestant(without(lm if arm.joins else blind(lm), arm.without), arm.method)
+    name = lm.find_method(arm.method).name
+    restricted = without(lm if arm.joins else blind(lm), arm.without)
+    if restricted is not lm and name != lm.card.dialect:
+        raise Unsupported(
+            f"method {name!r} writes no dialect of the model, so --without and --no-joins change "
+            "nothing of it; leave them out"
+        )
+    return Contestant(restricted, arm.method)
 
 
 def told_side(side: Contestant | None, model: str) -> dict[str, Any] | None:
