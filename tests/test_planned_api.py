@@ -147,7 +147,7 @@ def test_run_takes_the_settings_of_blocks(lm: LM, run: Any) -> None:
     assert "variant 'dense' is asked for" in err
     code, _, err = run("run", "Tell.", "--method", "sequential", "--threshold", "0.5")
     assert code == 2
-    assert "threshold 0.5 is not read by method 'sequential', but by planned, masked, diffusion" in err
+    assert "threshold 0.5 is not read by method 'sequential', but by planned, masked, diff" in err
 
 
 def test_a_trace_file_tells_of_every_pass_and_opens_elsewhere(

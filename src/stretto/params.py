@@ -104,7 +104,7 @@ class SamplingParams:
 
     def without(self, names: Iterable[str]) -> SamplingParams:
         """A copy with these fields at their defaults."""
-        usual = {field.name: field.default for field in fields(self)}
+        usual: dict[str, Any] = {field.name: field.default for field in fields(self)}
         return replace(self, **{name: usual[name] for name in names})
 
     def _check_blocks(self) -> None:

@@ -144,7 +144,7 @@ def _example(sheet: Sheet, table: Any) -> Any:
         follows=nothing,
         table=table,
         num_illegal=0,
-        written=torch.zeros_like(ids, dtype=torch.bool),
+        in_span=torch.zeros_like(ids, dtype=torch.bool),
     )
 
 
