@@ -65,8 +65,8 @@ COLUMNS: dict[tuple[str, str], str] = {
     "to_bf16_high agreement kl weight_mb",
     ("serving", "summary"): "clients requests unfinished same near_ties different ttft_p50_ms "
     "ttft_p95_ms gap_p50_ms gap_p95_ms tokens_per_s direct_tokens_per_s speedup low high pairs "
-    "server_share between_share loop_share aside_share scheduler_share forward_ms pass_ms "
-    "direct_pass_ms pass_ratio pass_low pass_high",
+    "server_share between_share loop_share aside_share scheduler_share forward_ms "
+    "direct_forward_ms pass_ms direct_pass_ms pass_ratio pass_low pass_high",
     ("serving", "cache"): "cache clients requests unfinished same near_ties different cached_share "
     "server_share scheduler_share pass_ms pass_ratio pass_low pass_high pairs",
     ("e2e", "summary"): "",

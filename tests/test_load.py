@@ -156,6 +156,7 @@ def test_figures_are_what_they_are_defined_as(figures: Any) -> None:
     assert many["server_share"] == pytest.approx(0.056 / 0.8)
     assert many["scheduler_share"] == pytest.approx(0.25)
     assert (many["forward_ms"], many["pass_ms"]) == (pytest.approx(80), pytest.approx(105))
+    assert many["direct_forward_ms"] == pytest.approx(87.5)
     assert many["direct_pass_ms"] == pytest.approx(100)
     assert [many[f"pass_{x}"] for x in ("ratio", "low", "high")] == pytest.approx(
         [1.05, 1.04, 1.06]

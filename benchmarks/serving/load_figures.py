@@ -36,6 +36,7 @@ DEFINITIONS = {
     "next one; the median of rounds",
     "direct_pass_ms": "mean of a pass in one process without a server, for the same requests by "
     "the Python API, as many of them under way at once; the median of rounds",
+    "direct_forward_ms": "forward_ms of that process",
     "pass_ratio, pass_low, pass_high": "pass_ms over direct_pass_ms in the same round: the median, "
     "with a bootstrap 95% interval over rounds; of `cache`, pass_ms over that without the cache",
     "direct_tokens_per_s": "tokens_per_s of that process; the median of rounds",
@@ -170,6 +171,9 @@ def _beside_direct(own: Sequence[Row], seed: int) -> Row:
     ratios = [pass_ms(cell["gauges"]) / ms for cell, ms in zip(own, times, strict=True)]
     speeds = [found["drawn_tokens"] / found["seconds"] for found in direct]
     return {
+        "direct_forward_ms": float(
+            np.median([found["forward_s"] / found["passes"] * 1e3 for found in direct])
+        ),
         "direct_pass_ms": float(np.median(times)),
         **ratio_of(bootstrap_median(ratios, seed=seed), "pass_ratio", "pass_"),
         "direct_tokens_per_s": float(np.median(speeds)),

@@ -129,7 +129,7 @@ class SpanBoard:
     def whole_lines(self, is_over: bool) -> list[str]:
         """A line for each plan that has ended and each span that is done, up to the first that is
         not; all of them when all is over."""
-        lines, number = [], 0
+        number, lines = 0, list[str]()
         for planned in self.rounds:
             if not planned.plan or not (planned.spans or is_over):
                 return lines
