@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 from forking import forking_lm
-from serving import CHAT, PROMISE, SYNC, TAGS, Served, play, scripted, serving, slowed
+from serving import CHAT, PROMISE, SYNC, TAGS, Served, play, read_along, scripted, serving
 from tiny_lms import tiny_lm
 
 from stretto import SamplingParams
@@ -105,7 +105,7 @@ def test_threads_are_released_in_document_order(served: Served, client: Any, sto
 
 def test_text_comes_as_early_as_document_order_allows(served: Served, client: Any) -> None:
     story = {"main": ["a", PROMISE, "b" * 30, PROMISE, SYNC, "z"], "main.1": ["12345678"] * 2}
-    with scripted(served.lm, play(served.lm, story | {"main.2": ["."]})), slowed(served.lm, 0.02):
+    with scripted(served.lm, play(served.lm, story | {"main.2": ["."]})), read_along(served.lm):
         stream = client.chat.completions.create(
             model="forking", messages=HI, max_tokens=200, stream=True
         )
@@ -189,9 +189,10 @@ def test_the_extension_chooses_method_and_limits(served: Served, client: Any) ->
 
 
 def test_without_a_seed_answers_differ(served: Served, client: Any) -> None:
-    settings: Any = {"model": "forking", "prompt": "hi", "max_tokens": 20}
-    texts = {client.completions.create(**settings).choices[0].text for _ in range(3)}
-    assert len(texts) > 1
+    settings: Any = {"model": "forking", "prompt": "hi", "max_tokens": 1}
+    settings["extra_body"] = {"stretto": {}}
+    answers = [client.completions.create(**settings).choices[0] for _ in range(3)]
+    assert len({answer.stretto["seed"] for answer in answers}) == 3
 
 
 def test_models_and_operation(served: Served, client: Any) -> None:
@@ -205,6 +206,8 @@ def test_models_and_operation(served: Served, client: Any) -> None:
     assert status == 200
     assert headers["content-type"].startswith("text/plain")
     assert b"stretto_pool_free_slots 8192.0" in text
+    for name in (b"forward_seconds", b"event_loop_cpu_seconds", b"preemptions"):
+        assert b"# TYPE stretto_%b_total counter" % name in text
     assert b'stretto_http_requests_total{method="GET",path="/health",status="200"}' in text
 
 
@@ -312,6 +315,21 @@ def test_keys_open_the_api_and_are_nowhere_told(caplog: pytest.LogCaptureFixture
         assert schema["paths"][CHAT]["post"]["security"] == [{"key": []}]
     assert "right-key" not in caplog.text
     assert "right-key" not in repr(Settings(keys=("right-key-1",)))
+
+
+def test_what_one_key_asks_is_not_told_to_another() -> None:
+    keys = ("right-key-1", "right-key-2")
+    with serving(tiny_lm(prefix_cache=True), keys=keys) as served:
+
+        def cached(key: str) -> int:
+            asked = served.chat("The launch code is 0000.", temperature=0, max_tokens=2)
+            status, _, body = served.ask(CHAT, asked, {"Authorization": f"Bearer {key}"})
+            assert status == 200
+            return int(body["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        first, again, other, other_again = (cached(key) for key in keys for _ in range(2))
+    assert [first, other] == [0, 0]
+    assert again == other_again > 20
 
 
 def test_pages_of_other_origins_and_hosts_are_kept_out() -> None:

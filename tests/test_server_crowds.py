@@ -18,7 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import CHAT, PROMISE, SYNC, Served, play, scripted, serving, slowed, wait_until
+from serving import (
+    CHAT,
+    PROMISE,
+    SYNC,
+    Served,
+    endless,
+    play,
+    scripted,
+    serving,
+    slowed,
+    wait_until,
+)
 from tiny_lms import tiny_lm
 
 from stretto import LM, SamplingParams
@@ -41,11 +52,6 @@ def served() -> Iterator[Served]:
 def alone(lm: LM, prompt: str, max_tokens: int, seed: int) -> str:
     params = SamplingParams(max_tokens=max_tokens, temperature=1, seed=seed)
     return lm.generate(prompt, params, method="sequential")[0].text
-
-
-def endless(thread: str, index: int) -> int:
-    """A script that draws the same token until there are enough."""
-    return 40
 
 
 def connected(served: Served) -> socket.socket:
@@ -107,7 +113,7 @@ def test_readers_that_are_slow_get_all_of_it_and_hold_up_nobody() -> None:
     with serving(lm) as served:
         for sock in served.server.servers[0].sockets:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        fast_done, slow_done = [], []
+        fast_is_over = threading.Event()
 
         def slow(number: int) -> str:
             fields = MANY | {"max_tokens": 60, "seed": number}
@@ -121,18 +127,20 @@ def test_readers_that_are_slow_get_all_of_it_and_hold_up_nobody() -> None:
                                                 stream_options=options, **fields)))  # fmt: skip
                 while b"[DONE]" not in data[-40:]:
                     data += raw.recv(512)
-                    time.sleep(0.003)
-            slow_done.append(time.monotonic())
-            body = b"".join(chunks(data))
-            return streamed(body)
+                    if len(data) > 2000:
+                        assert fast_is_over.wait(60), "a slow reader holds up the others"
+                        time.sleep(0.001)
+            return streamed(b"".join(chunks(data)))
 
         with ThreadPoolExecutor(4) as crowd:
             readers = [crowd.submit(slow, number) for number in range(4)]
             wait_until(lambda: served.engine.num_admitted == 4)
-            assert served.ask(CHAT, served.chat(max_tokens=2))[0] == 200
-            fast_done.append(time.monotonic())
+            try:
+                assert served.ask(CHAT, served.chat(max_tokens=2))[0] == 200
+                assert not any(each.done() for each in readers)
+            finally:
+                fast_is_over.set()
             assert [each.result() for each in readers] == told
-        assert fast_done[0] < min(slow_done)
         served.check_idle()
 
 
@@ -286,22 +294,37 @@ def test_a_full_pool_is_given_out_in_the_order_of_asking() -> None:
     assert lm.scheduler.num_preemptions > 0
 
 
-def test_a_short_answer_begins_soon_after_many_long_ones() -> None:
+def test_a_short_answer_begins_soon_after_many_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in passes, which all requests take part in: one to be fed, one for each token."""
     lm = tiny_lm("pasta", pool_slots=4096, prefix_cache=True)
+    queue, queued, ended = lm.queue, {}, {}
     with (
         serving(lm) as served, scripted(lm, endless), slowed(lm, 0.02) as passes,
         ThreadPoolExecutor(16) as crowd,
     ):  # fmt: skip
+        count = served.engine._count
+
+        def queueing(stream: Any) -> None:
+            queue(stream)
+            queued[stream.request] = len(passes)
+
+        def counting(job: Any) -> None:
+            count(job)
+            ended[job.request] = len(passes), len(lm.scheduler.running)
+
+        monkeypatch.setattr(lm, "queue", queueing)
+        monkeypatch.setattr(served.engine, "_count", counting)
         long = served.chat("a long question, " * 4, **(MANY | {"max_tokens": 120}))
         asked = [crowd.submit(served.ask, CHAT, long) for _ in range(16)]
         wait_until(lambda: len(lm.scheduler.running) == 16)
-        at = len(passes)
         status, _, answer = served.ask(CHAT, served.chat("short", **(MANY | {"max_tokens": 3})))
         assert status == 200
         assert answer["usage"]["completion_tokens"] == 3
-        assert len(passes) - at <= 30
-        assert len(lm.scheduler.running) == 16
+        short = list(queued)[-1]
+        assert short.params.max_tokens == 3
+        num_passes, num_running = ended[short]
+        assert num_passes - queued[short] <= 4
+        assert num_running == 16
         for each in asked:
             assert each.result()[0] == 200
         served.check_idle()

@@ -219,6 +219,7 @@ def test_large_and_slow_requests_get_an_answer_too(served: Served) -> None:
         raw.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode())
         answer = read_all(raw)
         assert b"408" in answer.splitlines()[0]
+        assert b'"code":"too_slow"' in answer
         assert b"longer than 0.2 s" in answer
     with serving(tiny_lm(prefix_cache=True), max_body_bytes=1000, body_timeout_s=600) as other:
         for parts in (b"800\r\n" + b"x" * 0x800, b"2\r\nxx\r\n800\r\n" + b"x" * 0x800):

@@ -13,6 +13,7 @@ import pytest
 from forking import forking_lm
 from serving import Served, serving
 
+from stretto import SamplingParams
 from stretto.params import BLOCK_FIELDS
 from stretto.server.schema import (
     NEUTRAL,
@@ -159,6 +160,33 @@ def test_what_is_not_supported_is_refused(client: Any, name: str, is_chat: bool)
     assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
     for value in NEUTRAL[name]:
         assert ask(create, **fields, max_tokens=1, **{name: value}).choices
+
+
+EFFECTS: dict[str, Any] = {
+    "top_p": 0.2,
+    "top_k": 2,
+    "repetition_penalty": 1.8,
+    "stop_ids": [],  # one that is drawn
+    "max_thread_tokens": 3,
+    "max_forks": 0,
+}
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_a_field_changes_the_answer_as_in_the_library(
+    served: Served, client: Any, name: str
+) -> None:
+    params: dict[str, Any] = {"max_tokens": 80, "temperature": 1.0, "seed": 11}
+    (plain,) = served.lm.generate(HI, SamplingParams(**params))
+    value = EFFECTS[name] if name != "stop_ids" else [plain.trace.segments[1].tokens[2]]
+    changed = {name: frozenset(value) if name == "stop_ids" else value}
+    (expected,) = served.lm.generate(HI, SamplingParams(**params, **changed))
+    own = {"top_p": value} if name == "top_p" else {"stretto": {name: value}}
+    answer = ask(client.chat.completions.create, messages=HI, **params, **{"stretto": {}, **own})
+    choice = answer.choices[0]
+    assert expected.annotated != plain.annotated
+    assert choice.message.content == expected.text
+    assert [t["text"] for t in choice.stretto["threads"]] == [t.text for t in expected.threads]
 
 
 def test_max_tokens_by_either_name(client: Any) -> None:
