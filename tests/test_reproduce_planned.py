@@ -14,12 +14,15 @@ import pytest
 import typer
 from planned_scripts import PLANNED, loaded
 
-from stretto import LM, cli
+from stretto import LM, SamplingParams, cli
 from stretto.data.markup import chunks_of, stripped
 from stretto.dialects import get_dialect
 from stretto.eval.multipart import problems
+from stretto.methods import get_method
+from stretto.methods.diffusion import Window
 from stretto.models.tiny import make_tiny
 from stretto.tokens import ModelCard
+from stretto.tokens.asked import unread
 
 SIZES = ("NORMAL", "FULL", "QUICK")
 
@@ -120,17 +123,19 @@ def test_all_that_write_blocks_have_the_same_knobs(scripts: dict[str, Any]) -> N
 
 
 def test_cells_are_ways_that_there_are(scripts: dict[str, Any]) -> None:
-    from stretto import SamplingParams
-    from stretto.methods import check_method
-
+    """A model of a window is run as it was trained, and no setting is one that nobody reads."""
     cells = scripts["cells"]
     every = [*cells.CELLS, *cells.compute_cells(("0.5",))]
     assert len({cell.name for cell in every}) == len(every)
     for cell in every:
-        SamplingParams(**cell.params)
-        arm = cells.ARMS[cell.arm.removesuffix("-0.5")]
-        dialect = arm.options[1] if "--dialect" in arm.options else "plain"
-        check_method(cell.method, dialect)
+        options = cells.ARMS[cell.arm.removesuffix("-0.5")].options
+        given = dict(itertools.pairwise(options))
+        window = None
+        if "--window" in given:
+            block = given.get("--block")
+            window = Window.of(int(given["--window"]), None if block is None else int(block))
+        method = get_method(cell.method, given.get("--dialect", "plain"), window)
+        assert not SamplingParams(**cell.params).set_of(unread(method))
     assert {cell.arm for cell in cells.CELLS} == set(cells.ARMS)
     assert {cell.group for cell in every} == set(cells.ARMS) - {cells.LONGER}
 

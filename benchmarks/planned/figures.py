@@ -57,7 +57,7 @@ def steps(row: Decoded) -> float:
 
 def points_over(own: Measured, other: Measured, quality: str) -> Estimate:
     """Points of quality more than another cell, over the problems that both have answered."""
-    one, two = _paired(own, other)
+    one, two = paired(own, other)
     return paired_difference(one.of(percent(quality)), two.of(percent(quality)), SEED)
 
 
@@ -73,13 +73,14 @@ def times_faster(
 def times_less(own: Measured, other: Measured, took: Callable[[Decoded], float]) -> Estimate:
     """What the other took by what the own one took, over the problems that both have answered:
     geometric mean. Nothing if an answer took none of it."""
-    one, two = (measured.of(took) for measured in _paired(own, other))
+    one, two = (measured.of(took) for measured in paired(own, other))
     if not min([*one, *two], default=0) > 0:
         return NOTHING
     return paired_ratio(two, one, SEED)
 
 
-def _paired(own: Measured, other: Measured) -> tuple[Measured, Measured]:
+def paired(own: Measured, other: Measured) -> tuple[Measured, Measured]:
+    """Both with the problems alone that both have answered."""
     both = set(own.rows) & set(other.rows)
     return own.only(both), other.only(both)
 

@@ -70,7 +70,8 @@ def _shown(row: Mapping[str, Any], name: str, form: str) -> str:
 
 
 def trained(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What training of each arm took: tokens through the model, and its last losses."""
+    """What training of each arm took: tokens through the model, by those of the reference too, and
+    its last losses."""
     found = {}
     for name in names:
         lines = [line for line in lines_of(Path(name) / "metrics.jsonl") if line["kind"] == "train"]
@@ -79,6 +80,9 @@ def trained(names: Sequence[str]) -> dict[str, dict[str, Any]]:
         losses = {k: v for k, v in lines[-1].items() if k.startswith("loss")}
         tokens, took = (sum(line[key] for line in lines) for key in ("tokens", "seconds"))
         found[name] = {"tokens": tokens, "seconds": round(took, 1), **losses}
+    if REFERENCE in found:
+        for facts in found.values():
+            facts["tokens_over_reference"] = round(facts["tokens"] / found[REFERENCE]["tokens"], 3)
     return found
 
 

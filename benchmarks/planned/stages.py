@@ -36,9 +36,9 @@ class Sizes:
     answer_minutes: int = 20
 
 
-NORMAL = Sizes("tiny-1m", 12000, 2, ("0.5",), valid=20, test=40, a_stage=20, more=460, sets=9)
+NORMAL = Sizes("tiny-1m", 12000, 2, ("0.5",), valid=40, test=100, a_stage=50, more=900, sets=15)
 FULL = Sizes(
-    "tiny-1m", 12000, 4, ("0.125", "0.25", "0.5"), valid=40, test=300, a_stage=20, more=1200,
+    "tiny-1m", 12000, 4, ("0.125", "0.25", "0.5"), valid=100, test=300, a_stage=100, more=1700,
     sets=15, train_minutes=18, answer_minutes=40,
 )  # fmt: skip
 QUICK = Sizes(
