@@ -47,6 +47,8 @@ where a part of its answer can be decoded by itself, and the runtime decodes suc
 - **Licence**: Apache-2.0, as the base model and this project.
 - **Measured** (80 prompts of Vicuna, greedy, at most {max_tokens} tokens, the stage `validation` by
   which it was chosen): {measured}.
+- **Known limits**: most of its speed-up over a greedy baseline is that the baseline loops and it
+  does not; where the baseline ends by itself the gain is small. It hardly ever writes a `<sync/>`.
 - Against Baseline-SFT, the same model taught the same answers without promises; the judge is a
   proxy, the length-controlled likelihood under the base model. More: `docs/pasta-results.md`.
 """

@@ -361,12 +361,16 @@ def _evaluation_multipart(sizes: Sizes) -> list[Stage]:
 def _report(sizes: Sizes) -> Stage:
     runs = tuple(f"eval/{name}" for name in evaluated(sizes))
     parts = tuple(f"eval-multipart-{name}" for name in MULTIPART)
+    against = ("eval/apar", *(run for run in runs if run != "eval/apar"))
     commands = (
         *_compare(runs, "report/instruct"),
+        *_compare(against, "report/against-apar"),
         ("stretto", "eval", "plot", *runs, "--judge", "likelihood", "--out", "report/plots"),
         ("stretto", "eval", "compare", *parts, "--out", "report/multipart"),
     )
-    return Stage("report", 1, commands, ("instruct", "instruct-reference", "plots", "multipart"))
+    names = ("instruct", "against-apar")
+    kept = (*names, *(f"{name}-reference" for name in names), "plots", "multipart")
+    return Stage("report", 1, commands, kept)
 
 
 def _minutes(sizes: Sizes, minutes: int) -> int:

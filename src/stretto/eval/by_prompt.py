@@ -13,7 +13,7 @@ from typing import Any
 
 RATIOS = (
     "realized", "end_to_end", "theoretical", "efficiency", "parallelism", "realized_ended",
-    "theoretical_ended",
+    "theoretical_ended", "realized_baseline_ended", "theoretical_baseline_ended", "matched",
 )  # fmt: skip
 
 

@@ -22,12 +22,16 @@ from stretto.eval.summary import (
     judged,
     prompt_figures,
     qualities,
+    task_shares,
     throughput,
 )
 from stretto.files import write_atomically
 
 COMPARED_RATIOS = ("realized", "theoretical", "parallelism")
-ALL_RATIOS = (*COMPARED_RATIOS, "realized_ended", "theoretical_ended")
+ENDED_RATIOS = (
+    "realized_ended", "theoretical_ended", "realized_baseline_ended", "theoretical_baseline_ended",
+)  # fmt: skip
+ALL_RATIOS = (*COMPARED_RATIOS, "matched", *ENDED_RATIOS)
 SHOWN = ("threads", "two_at_once", "well_formed", "redundant", "redundant_threads")
 """What threads did, in the table for people."""
 SHOWN_LIVE = ("live_generated", "live_share")
@@ -41,6 +45,7 @@ DEFINITIONS = {
     "together",
     "threads": "mean threads of an answer, main included, over prompts with an answer",
     "redundant": "share of all forked threads that are redundant, as in a run's summary",
+    "unjoined": "share of all forked threads that main never read",
     "redundant_threads": "mean redundant threads of an answer, over prompts with an answer",
     "ratio": "of a speed, or of live_generated: geometric mean over prompts of this run by the "
     "first one, likewise",
@@ -167,7 +172,8 @@ def _row(
         row |= {f"{name}_arithmetic": mean["arithmetic_mean"], f"{name}_left_out": mean["left_out"]}
     for name, estimate in live_means(table, seed).items():
         row |= _named(name, estimate)
-    return row | shares_of(answers) | _threads(answers) | _speed(run)
+    shares = task_shares(run).get("ours", {})
+    return row | shares_of(answers) | _threads(answers) | _speed(run) | shares
 
 
 def _speed(run: Run) -> dict[str, float | None]:
@@ -180,9 +186,11 @@ def _threads(table: Figures) -> dict[str, float | None]:
     """What threads there were, and how many say again what an earlier one says."""
     forked, redundant = values_of(table, "forked"), values_of(table, "redundant")
     num_answers = len(forked)
+    unjoined = sum(values_of(table, "unjoined"))
     return {
         "threads": 1 + sum(forked) / num_answers if num_answers else None,
         "redundant": sum(redundant) / sum(forked) if sum(forked) else None,
+        "unjoined": unjoined / sum(forked) if sum(forked) else None,
         "redundant_threads": sum(redundant) / num_answers if num_answers else None,
     }
 
@@ -198,7 +206,7 @@ def _paired(table: Figures, first: Figures, seed: int) -> list[dict[str, Any]]:
         ours, theirs = _both(table, first, key)
         estimate = percent(paired_difference(ours, theirs, seed))
         lines.append(_line(name, "difference", estimate, len(ours), len(table)))
-    for key in (*COMPARED_RATIOS, "live_generated"):
+    for key in (*ALL_RATIOS, "live_generated"):
         ours, theirs = _both(table, first, key)
         estimate = paired_ratio(ours, theirs, seed)
         lines.append(_line(key, "ratio", estimate, len(ours), len(table)))

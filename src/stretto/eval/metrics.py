@@ -36,6 +36,11 @@ DEFINITIONS = {
     "baseline that repeats itself until it is cut makes a speed-up too high, one that is cut early "
     "too low",
     "theoretical_ended": "theoretical, of the same prompts",
+    "realized_baseline_ended": "realized, of the prompts on which the baseline ended by itself, "
+    "whatever ours did: leaves its loops out, and keeps ours",
+    "theoretical_baseline_ended": "theoretical, of the same prompts",
+    "matched": "tokens of the shorter answer / our sequential_steps: nothing is gained by saying "
+    "less, nor by saying more",
     "geometric_mean": "of a ratio over prompts; 95% interval by the percentile bootstrap over "
     "prompts",
     "arithmetic_mean": "of the same ratios, for comparison alone",
@@ -81,7 +86,8 @@ def figures_of(
     ours, baseline = row.ours, row.baseline
     realized = _over_time(baseline, ours, "decode_s")
     theoretical = _over(_count(baseline, "drawn_tokens"), _count(ours, "sequential_steps"))
-    both_ended = all(a is not None and a.finish_reason == "stop" for a in (ours, baseline))
+    base_ended = baseline is not None and baseline.finish_reason == "stop"
+    both_ended = base_ended and ours is not None and ours.finish_reason == "stop"
     preference = None if verdicts is None else verdicts.get(row.prompt_id)
     if verdicts is not None and ours is None and baseline is not None:
         preference = 0.0
@@ -98,6 +104,9 @@ def figures_of(
         "parallelism": _over(_count(ours, "completion_tokens"), _count(ours, "sequential_steps")),
         "realized_ended": realized if both_ended else None,
         "theoretical_ended": theoretical if both_ended else None,
+        "realized_baseline_ended": realized if base_ended else None,
+        "theoretical_baseline_ended": theoretical if base_ended else None,
+        "matched": _matched(ours, baseline),
         "score": _score(row, "ours", has_scores),
         "baseline_score": _score(row, "baseline", has_scores),
         "vote": ours.vote if ours else None,
@@ -219,6 +228,12 @@ def _count(answer: Answered | None, name: str) -> int | None:
 def _over(above: float | None, below: float | None) -> float | None:
     """A positive ratio, else None."""
     return above / below if above and below else None
+
+
+def _matched(ours: Answered | None, baseline: Answered | None) -> float | None:
+    if ours is None or baseline is None:
+        return None
+    return _over(min(ours.completion_tokens, baseline.drawn_tokens), ours.sequential_steps)
 
 
 def _over_time(baseline: Answered | None, ours: Answered | None, name: str) -> float | None:

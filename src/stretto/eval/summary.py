@@ -89,7 +89,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         "speed": metrics.means_of(prompts, seed),
         "live_kv": _live(run, prompts, seed),
         "throughput": throughput(run),
-        "task_shares": _task_shares(run),
+        "task_shares": task_shares(run),
         "revisions": revisions(run),
         "definitions": metrics.DEFINITIONS,
     }
@@ -184,7 +184,7 @@ def _listed(values: Mapping[str, float | None]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in known.items())
 
 
-def _task_shares(run: Run) -> dict[str, dict[str, float]]:
+def task_shares(run: Run) -> dict[str, dict[str, float]]:
     """Of each side, the means of the task's shares over all answers; a failed one has 0."""
     found: dict[str, dict[str, float]] = {}
     for side in ("ours", "baseline"):
