@@ -160,11 +160,14 @@ def engines() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
+EVERY_ENGINE = pytest.mark.parametrize(
     ("name", "page_size"), [("hf", 1), ("gemma2", 4), ("fused", 1), ("fused", 16), ("flex", 16)]
 )
+
+
+@EVERY_ENGINE
 def test_every_engine_reads_what_another_request_has_written(name: str, page_size: int) -> None:
-    """Also what comes back after a preemption, and the answers of requests that have ended."""
+    """Also the answers of requests that have ended."""
     num_pages = 192 // page_size
     engine = engines()[name](num_pages * page_size, page_size)
     scheduler = Scheduler(engine, Pool(num_pages, page_size), shares_prompts=True)
@@ -177,6 +180,29 @@ def test_every_engine_reads_what_another_request_has_written(name: str, page_siz
     assert sum(r.memory.num_adopted for r in requests) > 0
     other = engines()[name](num_pages * page_size, page_size)
     for request, twin in zip(requests, twins, strict=True):
+        assert answer(request) == alone(other, twin, num_pages, page_size)
+
+
+@EVERY_ENGINE
+def test_every_engine_goes_on_with_what_was_put_back(name: str, page_size: int) -> None:
+    """Three with one long beginning, in a pool that does not hold them to their ends."""
+    num_pages = 160 // page_size
+    engine = engines()[name](num_pages * page_size, page_size)
+    scheduler = Scheduler(engine, Pool(num_pages, page_size), shares_prompts=True)
+
+    def three() -> list[Request]:
+        prompts = [[*range(48), *[60 + k] * 8] for k in range(3)]
+        return [make(p, max_tokens=40, temperature=k / 2) for k, p in enumerate(prompts)]
+
+    requests = three()
+    for request in requests:
+        scheduler.submit(request)
+    while scheduler.step():
+        scheduler.check_integrity()
+    assert scheduler.num_preemptions > 0
+    assert [r.memory.num_adopted for r in requests] == [0, 48, 48]
+    other = engines()[name](num_pages * page_size, page_size)
+    for request, twin in zip(requests, three(), strict=True):
         assert answer(request) == alone(other, twin, num_pages, page_size)
 
 

@@ -196,8 +196,8 @@ async def answer_stream(answer: Answer) -> AsyncIterator[bytes]:
                 await answer.news.wait()
         except TimeoutError:
             yield b": waiting\n\n"
-    for chunk in await answer.aside(lambda: _ends(answer, voices)):
-        yield chunk
+    for end in await answer.aside(lambda: _ends(answer, voices)):
+        yield end
     yield b"data: [DONE]\n\n"
 
 
