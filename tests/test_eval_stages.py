@@ -59,12 +59,14 @@ def test_evaluation_stages_measure_what_the_report_compares(
     arms = [f"eval/{arm.partition('=')[0]}" for arm in runs[0]["arm"]]
     shown = [o for o in options if "folders" in o]
     judged = {o["judge"]: [str(path) for path in o["folders"]] for o in shown if "judge_url" in o}
-    assert judged == {"reference": arms, "likelihood": arms}
+    base = "likelihood:smollm2-135m-instruct"  # not the default of `run`, which is an arm
+    assert judged == {"reference": arms, base: arms}
     compared = [o for o in shown if "judge_url" not in o]
-    assert [o["judge"] for o in compared] == ["likelihood", "reference", "likelihood", None]
+    assert [o["judge"] for o in compared] == [*("likelihood", "reference") * 2, "likelihood", None]
     folders = [[str(path) for path in o["folders"]] for o in compared]
     untimed = [str(o["out"]) for o in options if o.get("pairs") == 0]
-    assert folders == [arms, arms, arms, untimed]
+    against = ["eval/apar", *(arm for arm in arms if arm != "eval/apar")]
+    assert folders == [arms, arms, against, against, arms, untimed]
     made = {s.folder for s in stages}
     assert {"eval", "report", *untimed} == made
 
@@ -76,12 +78,14 @@ def test_untimed_stages_are_judged_by_two_and_keep_both(name: str, pasta: dict[s
     references = find[find.index("--out") + 1]
     judges = [o for o in map(options_of, others) if "judge_url" in o]
     assert [(o["judge"], list(o["references"])) for o in judges] == [
-        ("reference", [Path(references)]), ("likelihood", []),
+        ("reference", [Path(references)]), ("likelihood:smollm2-135m-instruct", []),
     ]  # fmt: skip
     prompts = options_of(run)["prompts"]
     assert [Path(find[find.index("--prompts") + 1])] == list(prompts) == list(judges[0]["prompts"])
     arms = [arm.partition("=")[0] for arm in options_of(run)["arm"]]
-    assert {f"{arm}/verdicts.{o['judge']}.jsonl" for arm in arms for o in judges} <= {*stage.keeps}
+    assert {
+        f"{arm}/verdicts.{o['judge'].partition(':')[0]}.jsonl" for arm in arms for o in judges
+    } <= {*stage.keeps}
     outs = {str(o["out"]) for o in map(options_of, others) if "judge_url" not in o}
     assert outs == {f"{name}/{kept}" for kept in stage.keeps if kept.startswith("compared")}
 

@@ -54,9 +54,9 @@ steps), which the other tables use. On the prompts of Vicuna; untimed.
 INSTRUCT = """## Instructions
 
 The first 100 prompts of AlpacaEval (59 of helpful_base, 41 of koala); no stage saw any. Speed-ups
-are geometric means over prompts against Baseline-SFT decoded sequentially, all arms timed beside the same decodes of it in one run; 95 %
-bootstrap intervals over prompts. `win` is the judge's mean preference for the answer over the
-baseline's, 50 being a tie.
+are geometric means over prompts against Baseline-SFT decoded sequentially, all arms timed beside
+the same decodes of it in one run; 95 % bootstrap intervals over prompts. `win` is the judge's mean
+preference for the answer over the baseline's, 50 being a tie.
 
 **Read the speed-ups with care.** The baseline, decoded greedily, runs in a loop to its last token
 on the prompts under `baseline cut short`, and any answer that ends looks many times as fast there.
