@@ -12,10 +12,11 @@ import pytest
 from stretto.cli import main
 from stretto.data.rows import prompt_id
 from stretto.errors import InvalidInput
-from stretto.eval import folder
+from stretto.eval import folder, metrics
 from stretto.eval.folder import load_run, read_verdicts
 from stretto.eval.judges import Comparison, JudgeSettings, Measure, Question, Verdict
 from stretto.eval.judges.base import Judge
+from stretto.eval.rows import EvalRow
 from stretto.eval.summary import figures, judged, summary_of
 
 PROMPTS = ("one", "two", "three")
@@ -257,3 +258,34 @@ def test_references_leave_nothing_but_numbers(
     assert verdicts is not None
     assert [verdicts.preferences[prompt_id(text)] for text in PROMPTS] == [1.0, 1.0, None]
     assert not any("secret" in file.read_text() for file in out.iterdir())
+
+
+SPEEDS = ("theoretical", "theoretical_ended", "theoretical_baseline_ended", "matched")
+
+
+@pytest.mark.parametrize(
+    ("ends", "speeds"),
+    [
+        (("stop", "stop"), (4.0, 4.0, 4.0, 2.0)),
+        (("length", "stop"), (4.0, None, 4.0, 2.0)),
+        (("stop", "length"), (4.0, None, None, 2.0)),
+        (("length", "length"), (4.0, None, None, 2.0)),
+    ],
+)
+def test_speed_ups_are_told_apart_by_who_ended(
+    ends: tuple[str, str], speeds: tuple[float | None, ...]
+) -> None:
+    found = row(1, "a")
+    for side, end in zip(("ours", "baseline"), ends, strict=True):
+        found[side]["finish_reason"] = end
+    found["ours"] |= {"completion_tokens": 6, "sequential_steps": 3}
+    found["baseline"] |= {"drawn_tokens": 12}
+    figures = metrics.figures_of(EvalRow.model_validate(found))
+    assert tuple(figures[name] for name in SPEEDS) == speeds
+
+
+def test_matched_counts_the_shorter_answer_whichever_it_is() -> None:
+    found = row(1, "a")
+    found["ours"] |= {"completion_tokens": 60, "sequential_steps": 10}
+    found["baseline"] |= {"drawn_tokens": 20}
+    assert metrics.figures_of(EvalRow.model_validate(found))["matched"] == 2
