@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -413,10 +414,9 @@ def gap_at(lm: LM, plain: Any, index: int) -> float:
 
 
 def test_no_forks_or_no_room_is_plain_decoding() -> None:
-    params = SamplingParams(max_tokens=20, max_forks=1)
-    lm = shared_lm()
+    params, lm = SamplingParams(max_tokens=20), shared_lm()
     (plain,) = lm.generate(QUESTION, params, method="sequential")
-    (answer,) = lm.generate(QUESTION, params, method="sot")
+    (answer,) = lm.generate(QUESTION, replace(params, max_forks=1), method="sot")
     assert answer.text == plain.text
     small = make_lm(positions=200, slots=200)
     (plain,) = small.generate(QUESTION, SamplingParams(max_tokens=20), method="sequential")
