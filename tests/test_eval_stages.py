@@ -163,4 +163,4 @@ def test_the_command_lists_stages_and_tells_what_it_cannot_do(
     code, out, err = asked("--list", "--quick", "--until", "distill")
     assert (code, len(out.splitlines())) == (0, 2)
     assert "2/" in err
-    assert (tmp_path / "work" / "data").resolve() == tmp_path / "data"
+    assert (tmp_path / "work" / "quick" / "data").resolve() == tmp_path / "data"

@@ -42,7 +42,7 @@ def main() -> int:
     if missing := [str(p) for p in wanted if not p.exists()]:
         print(f"no {' and no '.join(missing)}; name the folder that holds them with --data")
         return 2
-    work = asked.work.resolve()
+    work = asked.work.resolve() / ("quick" if asked.quick else "")
     link_to(work / "data", data)
     results = asked.results or (work / "kept" if asked.quick else RESULTS)
     return carry_out(stages_of(sizes), work, results, HERE, asked)

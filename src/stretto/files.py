@@ -28,7 +28,7 @@ def beside(path: Path, ending: str) -> Path:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a scratch file beside `path` and renames it. A crash or a full disk leaves `path` as
-    it was; an `OSError` is the caller's to tell."""
+    it was; an `OSError`, which names a file, is the caller's to tell."""
     final = Path(os.path.realpath(path))
     scratch = final.with_name(f".{final.name[:100]}.{secrets.token_hex(4)}.tmp")
     try:
@@ -37,5 +37,8 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(final)
+    except OSError as error:
+        error.filename = error.filename or str(final)  # a full disk names none
+        raise
     finally:
         scratch.unlink(missing_ok=True)

@@ -55,7 +55,10 @@ class Folders:
     results: Path
 
     def is_done(self, stage: Stage) -> bool:
-        return (self.results / stage.name / DONE).is_file()
+        """Whether all that the stage keeps is there. One of which something was lost is run again:
+        the stages after it would miss it."""
+        is_told = (self.results / stage.name / DONE).is_file()
+        return is_told and all(_is_there(self.results / stage.folder / n) for n in stage.keeps)
 
     def restore(self, stage: Stage) -> None:
         """Puts the kept files of a finished stage where the stages after it look for them."""
@@ -86,6 +89,13 @@ class Folders:
         done = self.results / stage.name / DONE
         done.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(done, (json.dumps(facts, indent=2) + "\n").encode())
+
+
+def _is_there(path: Path) -> bool:
+    """A file, packed or not, or a folder with a file in it."""
+    if path.is_dir():
+        return any(p.is_file() and p.name != DONE for p in path.rglob("*"))
+    return path.is_file() or path.with_name(f"{path.name}.gz").is_file()
 
 
 def work_through(

@@ -141,12 +141,13 @@ def run_job(
     """Annotates what is left; summary and exit status."""
     from stretto.cli.data_progress import Progress
     from stretto.cli.output import interruptible
-    from stretto.data.annotate import annotate_into
+    from stretto.data.annotate import ANNOTATED, REJECTS, annotate_into
     from stretto.data.settings import hold_to
     from stretto.files import write_atomically
 
     def hold() -> None:
-        hold_to(out / RUN, job.identity(), str(out))
+        rows = (path.stat().st_size for path in (out / ANNOTATED, out / REJECTS) if path.exists())
+        hold_to(out / RUN, job.identity(), str(out), has_rows=any(rows))
 
     if os.path.exists(out / RUN):  # False, not an error, for a name too long to be a path
         hold()

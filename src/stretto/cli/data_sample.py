@@ -139,7 +139,10 @@ def run_job(lm: LM, texts: list[str], job: Job) -> tuple[int, dict[str, Any]]:
     all_tasks = tasks_of(texts, job.n)
     tally = Tally()
     with Store(job.out, Answer) as answers, Store(job.rejects, Reject) as rejects:
-        hold_to(job.settings, _settings(lm, job), str(job.out), {"model": job.model})
+        hold_to(
+            job.settings, _settings(lm, job), str(job.out), {"model": job.model},
+            has_rows=bool(len(answers) or len(rejects)),
+        )  # fmt: skip
         tasks = [t for t in all_tasks if t.key not in answers and t.key not in rejects]
         is_stopped = _sample(lm, tasks, job, tally, lambda row: _add(row, answers, rejects))
         left = [t for t in all_tasks if t.key not in answers and t.key not in rejects]

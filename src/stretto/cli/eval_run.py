@@ -268,7 +268,7 @@ def _evaluate(
     with ExitStack() as opened, interruptible() as is_interrupted:
         stores = {a.name: opened.enter_context(Store(a.out / folder.ROWS, EvalRow)) for a in arms}
         for arm in arms:
-            folder.read_eval_rows(arm.out)
+            folder.check_environment(arm.out, folder.read_eval_rows(arm.out))
         missing = [a for a in arms if any(name not in stores[a.name] for name in wanted)]
         processes = {a.name: folder.add_environment(a.out, _environment(device)) for a in missing}
         is_done = evaluate(

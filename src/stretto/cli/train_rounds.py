@@ -32,13 +32,15 @@ class Stopped(Exception):
 
 def run_rounds(plan: Plan) -> tuple[int, dict[str, Any]]:
     """Runs what is not done yet; exit status and summary."""
+    from stretto.train.saved import is_saved
+
     check(plan)
     open_folder(plan)
     results: list[dict[str, Any]] = []
     code = 0
     try:
         for number in range(1, plan.rounds + 1):
-            if (plan.model(number) / "stretto.json").is_file():
+            if is_saved(plan.model(number)):
                 results.append({"round": number, "model": str(plan.model(number)), "done": True})
                 continue
             results.append({"round": number, "model": str(plan.model(number))})

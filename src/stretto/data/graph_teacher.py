@@ -12,6 +12,7 @@ from stretto.data.asker import Asker
 from stretto.data.graph_steps import Span, graph_of
 from stretto.data.graphs import Graph
 from stretto.data.items import Item
+from stretto.data.wire import sendable
 from stretto.files import parse_json
 
 LANGUAGE = """\
@@ -78,8 +79,8 @@ def repair_messages(
 ) -> list[dict[str, str]]:
     """The conversation that asks once more, with what was wrong the first time."""
     again = f"That cannot be used: {reason}. Reply with the whole JSON object alone."
-    told = {"role": "assistant", "content": reply or "-"}
-    return [*messages, told, {"role": "user", "content": again}]
+    told = {"role": "assistant", "content": sendable(reply)}
+    return [*messages, told, {"role": "user", "content": sendable(again)}]
 
 
 def read_reply(text: str, size: int) -> list[list[int]] | str:

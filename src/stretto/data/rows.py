@@ -143,19 +143,26 @@ R = TypeVar("R", bound=Row)
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The JSON objects of a JSONL file with their line numbers, from 1; blank lines are skipped.
 
-    Raises `InvalidInput`, with file and line, for what is no object or cannot be read.
+    Raises `InvalidInput`, with file and line, for what is no object or cannot be read, and says so
+    of a last line that a kill has cut off.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror}; check the path") from None
-    for number, line in enumerate(data.split(b"\n"), start=1):
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             value = parse_json(line)
         except ValueError as error:
-            raise InvalidInput(f"{path}:{number} is no JSON: {error}") from None
+            raise InvalidInput(
+                f"{path}:{number} is no JSON: the file's last line is cut off; run what writes it "
+                "again, or take the line out"
+                if number == len(lines) and line.startswith(b"{")
+                else f"{path}:{number} is no JSON: {error}"
+            ) from None
         if not isinstance(value, dict):
             raise InvalidInput(f"{path}:{number} is a {type(value).__name__}, not an object")
         yield number, value

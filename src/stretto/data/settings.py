@@ -11,17 +11,28 @@ from stretto.files import parse_json, write_atomically
 
 
 def hold_to(
-    path: Path, settings: dict[str, Any], what: str, notes: dict[str, Any] | None = None
+    path: Path,
+    settings: dict[str, Any],
+    what: str,
+    notes: dict[str, Any] | None = None,
+    *,
+    has_rows: bool = False,
 ) -> None:
     """Writes `settings`, plain JSON values, to `path`, or checks that they are those in it.
 
     `notes` are written beside them, for people, and never checked. Raises `InvalidInput`, naming
-    the first setting that differs, if `what` was begun otherwise.
+    the first setting that differs, if `what` was begun otherwise, and if it `has_rows` and no such
+    file: nobody knows how it was begun then.
     """
     wanted = json.loads(json.dumps(settings))
     try:
         known = parse_json(path.read_bytes())
     except FileNotFoundError:
+        if has_rows:
+            raise InvalidInput(
+                f"{what} has rows and no {path.name}, which says how they were made; put it back "
+                "or name another"
+            ) from None
         content = {"settings": wanted, "notes": notes or {}}
         _write(path, (json.dumps(content, indent=2) + "\n").encode())
         return

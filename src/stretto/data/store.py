@@ -54,12 +54,15 @@ class Store(Generic[R]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def add(self, row: R) -> None:
-        """Appends a row, or leaves the file as it was and raises: `InvalidInput` for a key that is
-        there already, `StrettoError` where the disk takes no more."""
-        if row.key in self.rows:
-            raise InvalidInput(f"{self.path} has a row {row.key} already")
-        line = line_of(row.model_dump(exclude_none=True))
+    def add(self, *rows: R) -> None:
+        """Appends rows in one write, so that a kill keeps rows that belong together together; or
+        leaves the file as it was and raises: `InvalidInput` for a key that is there already,
+        `StrettoError` where the disk takes no more."""
+        keys = {row.key: row for row in rows}
+        taken = next((key for key in keys if key in self.rows), None)
+        if taken is not None or len(keys) < len(rows):
+            raise InvalidInput(f"{self.path} has a row {taken or rows[0].key} already")
+        line = b"".join(line_of(row.model_dump(exclude_none=True)) for row in keys.values())
         number = self._file.fileno()
         size = os.fstat(number).st_size
         try:
@@ -71,7 +74,7 @@ class Store(Generic[R]):
             raise StrettoError(
                 f"cannot write to {self.path}: {error.strerror}; make room there and run it again"
             ) from None
-        self.rows[row.key] = row
+        self.rows |= keys
 
     def close(self) -> None:
         self._file.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stretto.data.teacher_demos import DEMONSTRATIONS
+from stretto.data.wire import sendable
 
 OPEN, CLOSE = "<annotated>", "</annotated>"
 """Around the annotated text in a reply."""
@@ -77,8 +78,8 @@ def repair_messages(
     )
     return [
         *messages,
-        {"role": "assistant", "content": reply},
-        {"role": "user", "content": again},
+        {"role": "assistant", "content": sendable(reply)},
+        {"role": "user", "content": sendable(again)},
     ]
 
 

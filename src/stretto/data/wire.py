@@ -38,6 +38,12 @@ def is_text(text: str) -> bool:
     return True
 
 
+def sendable(text: str) -> str:
+    """What an endpoint said, as a request can hold it: a question mark for each lone surrogate, and
+    a dash for nothing, which some endpoints refuse."""
+    return text.encode("utf-8", "replace").decode() or "-"
+
+
 def count_in(usage: Any, name: str) -> int:
     """A count of tokens that an endpoint gave; 0 where it is no such number."""
     value = getattr(usage, name, None)

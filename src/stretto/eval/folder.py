@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,18 @@ def add_environment(out: Path, environment: JsonObject) -> int:
     return len(entries)
 
 
+def check_environment(out: Path, rows: Iterable[EvalRow]) -> None:
+    """Raises `InvalidInput` if rows were measured by a process that is not told of: the file was
+    lost, and what comes now would be taken for it."""
+    known = len(read_environment(out)) if (out / ENVIRONMENT).exists() else 0
+    count = sum(row.process >= known for row in rows)
+    if count:
+        raise InvalidInput(
+            f"{out / ENVIRONMENT} does not tell of the process that measured {count} rows; put it "
+            "back, or name another --out"
+        )
+
+
 def note_environment(out: Path, process: int, notes: JsonObject) -> None:
     """Adds to the entry of a process."""
     entries = read_environment(out)
@@ -111,7 +123,8 @@ def read_environment(out: Path) -> list[JsonObject]:
     entries = read_json(path)
     if not isinstance(entries, list) or not all(map(_is_environment, entries)):
         raise InvalidInput(
-            f"{path} is not what stretto eval run writes; remove it and run its command again"
+            f"{path} is not what stretto eval run writes; put it back as it was, or run it "
+            "again with another --out"
         )
     return entries
 

@@ -32,6 +32,7 @@ from stretto.train.grpo_steps import GrpoSteps
 from stretto.train.grpo_valid import best_step, greedy_validation
 from stretto.train.loop import METRICS, Finished, Loop, Report, lines_of
 from stretto.train.prefer_run import switch_off_dropout
+from stretto.train.saved import is_saved
 
 if TYPE_CHECKING:
     from stretto.train.trainee import Trainee
@@ -211,7 +212,7 @@ class Run:
             summary["best"] = str(self._best_folder(best))
         if finished.is_complete:
             summary["model"] = str(folder)
-            if not folder.exists():
+            if not is_saved(folder):
                 trainee.save(folder)
         write_atomically(self.out / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
         return summary

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from stretto.data.store import line_of
 from stretto.errors import InvalidInput, StrettoError
-from stretto.files import write_atomically
+from stretto.files import parse_json, write_atomically
 from stretto.train.checkpoints import Checkpoint, Checkpoints
 from stretto.train.objective import Objective, Tally, Validation
 from stretto.train.optimizer import MasterAdamW
@@ -106,9 +107,9 @@ class Loop:
 
     def run(self) -> Finished:
         """Trains to the end, or until told to stop. Raises `StrettoError` if the loss is no number
-        any more, and `InvalidInput` for a folder that another run has left. Torch's own random
-        state is as it was afterwards."""
-        with random_state_kept(self._model.device):
+        any more or the disk is full, and `InvalidInput` for a folder that another run has left or
+        another process trains in. Torch's own random state is as it was afterwards."""
+        with random_state_kept(self._model.device), self._journal.held():
             return self._run()
 
     def _run(self) -> Finished:
@@ -229,11 +230,39 @@ class Journal:
         self._path = path
         self._writes = writes
 
-    def add(self, line: Mapping[str, Any]) -> None:
-        if self._writes:
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Raises `InvalidInput` while another process writes this file: two that train in one
+        folder would mix their steps."""
+        if not self._writes:
+            yield
+            return
+        lock = FileLock(self._path.with_name(f".{self._path.name}.lock"))
+        try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise InvalidInput(
+                f"{self._path.parent} is being trained in by another process; wait for it or name "
+                "another folder"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Raises `StrettoError` where the disk takes no more; what it took is cut off later."""
+        if not self._writes:
+            return
+        try:
             with self._path.open("ab") as file:
                 file.write(line_of(line))
+        except OSError as error:
+            raise StrettoError(
+                f"cannot write to {self._path}: {error.strerror}; make room there and run the same "
+                "command again"
+            ) from None
 
     def cut(self, step: int | None) -> None:
         """Leaves the lines up to a step; None leaves none."""
@@ -251,11 +280,18 @@ class Journal:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a run's metrics; a kill may have torn the last one."""
+    """All whole lines of a run's metrics; a kill may have torn the last one. Raises `InvalidInput`
+    for one that is none."""
     if not path.exists():
         return []
     whole = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in whole if line.strip()]
+    try:
+        lines = [parse_json(line) for line in whole if line.strip()]
+        return [{**line, "step": int(line["step"]), "kind": str(line["kind"])} for line in lines]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(
+            f"{path} has a line that no training wrote ({error}); take it out, or the whole file"
+        ) from None
 
 
 def _is_due(done: int, every: int | None) -> bool:

@@ -7,7 +7,7 @@ of the model that training starts from; they are computed once, before the first
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +29,9 @@ from stretto.train.objective import Outcome
 from stretto.train.packing import Pack, pack
 from stretto.train.pairs import Pair
 from stretto.train.targets import CLASSES
+from stretto.train.workers import Workers
+
+ALONE = Workers()
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,27 +192,38 @@ def reference_logprobs(
     pack_tokens: int,
     recorded: Mapping[str, float] | None = None,
     report: Callable[[int, int], None] | None = None,
+    known: Collection[str] = (),
+    workers: Workers = ALONE,
 ) -> dict[str, Reference]:
-    """Log-probs of examples under the model as it is, from the file where it has them.
+    """Log-probs of examples under the model as it is, from the file where it has them; of those
+    that are not `known`, in other files, this process's share. All that the file has then.
 
-    `identity` says whose they are; a file of another reference raises `InvalidInput`. `recorded`:
-    `recorded_logprob` of an example's answer, by key. `report` is told how many of how many.
+    Which examples share a pass is a function of all of them, never of what was computed before a
+    kill or by whom: the same numbers come out. `identity` says whose they are; a file of another
+    reference raises `InvalidInput`. `recorded`: `recorded_logprob` of an example's answer, by key.
+    `report` is told how many of how many.
     """
-    wanted = {e.key: e for e in examples}
+    wanted = list({e.key: e for e in examples}.values())
     with Store(path, Reference) as store:
         hold_to(beside(path, "run.json"), identity, str(path))
-        left = [e for key, e in wanted.items() if key not in store]
+        there = {*known, *store.rows}
+        packs = pack(range(len(wanted)), lambda k: len(wanted[k]), pack_tokens)
+        own = [[wanted[k] for k in numbers] for numbers in packs]
+        left = [part for part in own if any(e.key not in there for e in part)]
+        share = [part for _, part in workers.share(left)]
+        total = len(store) + sum(e.key not in there for part in share for e in part)
         was_training = model.training
         model.eval()
         try:
-            for numbers in pack(range(len(left)), lambda k: len(left[k]), pack_tokens):
-                for row in _references(model, [left[k] for k in numbers], recorded or {}):
-                    store.add(row)
+            for part in share:
+                for row in _references(model, part, recorded or {}):
+                    if row.key not in there:
+                        store.add(row)
                 if report is not None:
-                    report(sum(key in store for key in wanted), len(wanted))
+                    report(len(store), total)
         finally:
             model.train(was_training)
-        return {key: store.rows[key] for key in wanted}
+        return dict(store.rows)
 
 
 @torch.no_grad()

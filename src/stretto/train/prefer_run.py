@@ -184,17 +184,18 @@ def _reference(
     crew.wait()
     known = _known_references(folder)
     crew.wait()  # nobody writes before all have read
-    left = [e for key, e in examples.items() if key not in known]
-    if share := [example for _, example in crew.share(left)]:
+    if any(key not in known for key in examples):
         name = "reference.jsonl" if crew.is_first else f"reference.{crew.rank}.jsonl"
         reference_logprobs(
             learner.model,
-            share,
+            list(examples.values()),
             folder / name,
             identity=identity,
             pack_tokens=settings.pack_tokens,
             recorded=recorded,
             report=hooks.report_reference,
+            known=known,
+            workers=crew,
         )
     crew.wait()
     known = _known_references(folder)

@@ -128,14 +128,14 @@ def score_answers(
         if measures is None:
             found.unjudged += [a.key for a in group]
             continue
-        for answer, measure in zip(group, measures, strict=True):
-            about = about_of(answer, opponents[answer.prompt_id])
-            judged.add(
-                Judged(
-                    prompt_id=answer.prompt_id, sample=answer.sample, judge=judge.identity,
-                    about=about, measure=measure,
-                )
-            )  # fmt: skip
+        rows = [
+            Judged(
+                prompt_id=answer.prompt_id, sample=answer.sample, judge=judge.identity,
+                about=about_of(answer, opponents[answer.prompt_id]), measure=measure,
+            )
+            for answer, measure in zip(group, measures, strict=True)
+        ]  # fmt: skip
+        judged.add(*rows)  # at once: which are measured together shows in the last digits
         found.num_judged += len(group)
         if report is not None:
             report(found.num_judged_before + found.num_judged, len(known))

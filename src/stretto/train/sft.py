@@ -34,6 +34,7 @@ from stretto.train.rows import (
     read_training_rows,
     split_rows,
 )
+from stretto.train.saved import is_saved
 from stretto.train.schedule import Schedule
 from stretto.train.supervised import Supervised
 from stretto.train.trainee import Trainee, open_trainee
@@ -244,6 +245,7 @@ def _open_folder(out: Path, config: SftConfig, prepared: Prepared) -> None:
     from stretto.train.environment import environment
 
     hold_to(out / CONFIG, config.resolved, f"{out}")
+    is_saved(out / "model")  # raises now rather than after hours
     facts = json.dumps(environment(config.device), indent=2) + "\n"
     write_atomically(out / ENVIRONMENT, facts.encode())
     rejects: list[Reject] = [*prepared.train.rejects, *prepared.valid.rejects]
@@ -266,7 +268,7 @@ def _finish(out: Path, prepared: Prepared, finished: Finished, workers: Workers)
     }
     if finished.is_complete:
         summary["model"] = str(folder)
-        if workers.is_first and not folder.exists():
+        if workers.is_first and not is_saved(folder):
             trainee.save(folder)
     if workers.is_first:
         write_atomically(out / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())

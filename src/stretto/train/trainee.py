@@ -87,6 +87,8 @@ class Trainee:
         """
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InvalidInput(f"{folder} exists and is not an empty folder; name a new one")
+        from safetensors import SafetensorError
+
         scratch = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
         try:
             for left in folder.parent.glob(f".{folder.name}.????????.tmp"):
@@ -96,10 +98,10 @@ class Trainee:
             if add is not None:
                 add(scratch)
             scratch.replace(folder)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise StrettoError(
-                f"cannot write {folder}: {error.strerror or error}; make room there and run the "
-                "same command again"
+                f"cannot write {folder}: {reason}; make room there and run the same command again"
             ) from None
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

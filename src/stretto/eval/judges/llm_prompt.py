@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from stretto.data.wire import sendable
 from stretto.files import parse_json
 
 SYSTEM = """\
@@ -57,7 +58,8 @@ def messages_of(prompt: str, first: str, second: str) -> list[dict[str, str]]:
 
 def again_messages(messages: Sequence[Mapping[str, str]], reply: str) -> list[dict[str, str]]:
     """The messages that ask once more after a reply that was no verdict."""
-    more = [{"role": "assistant", "content": reply or "-"}, {"role": "user", "content": AGAIN}]
+    told = {"role": "assistant", "content": sendable(reply)}
+    more = [told, {"role": "user", "content": AGAIN}]
     return [*(dict(m) for m in messages), *more]
 
 
