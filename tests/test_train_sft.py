@@ -64,7 +64,7 @@ def test_a_run_leaves_what_can_be_loaded_and_looked_into(
     assert code == 0
     assert summary["is_complete"]
     assert summary["train"]["examples"] == 12
-    assert {p.name for p in out.iterdir()} == {
+    assert {p.name for p in out.iterdir() if p.name[0] != "."} == {
         "checkpoints", "config.json", "environment.json", "metrics.jsonl", "model",
         "rejects.jsonl", "summary.json",
     }  # fmt: skip
