@@ -213,7 +213,13 @@ def experiment(scripts: dict[str, Any], folder: Path) -> None:
         path.write_bytes(b"".join(line_of(row.model_dump()) for row in rows))
     for number, arm in enumerate(dict.fromkeys(c.arm for c in (*cells.CELLS, *less))):
         (folder / arm).mkdir()
-        line = {"kind": "train", "loss": 1.5, "tokens": 100 * (number + 1), "seconds": 2.0}
+        line = {
+            "kind": "train",
+            "step": 1,
+            "loss": 1.5,
+            "tokens": 100 * (number + 1),
+            "seconds": 2.0,
+        }
         (folder / arm / "metrics.jsonl").write_bytes(line_of(line) * 3)
     way = {"cell": "sparse", "group": "sparse", "ratio": 3.0, "ratio_low": 2.6, "ratio_high": 4.0}
     (folder / "throughput").mkdir()

@@ -395,9 +395,9 @@ def leaves(state: Any) -> list[torch.Tensor]:
     return [leaf for part in state for leaf in leaves(part)]
 
 
+@pytest.mark.parametrize("convention", ["shifted", "aligned"])
 @pytest.mark.parametrize("variant", ["sparse", "dense"])
-@settings(max_examples=3, deadline=None)
-@given(seed=seeds, convention=conventions)
+@pytest.mark.parametrize("seed", [0, 1])
 def test_preempted_in_mid_span_it_comes_back_bit_for_bit(
     variant: str, seed: int, convention: str
 ) -> None:

@@ -146,8 +146,9 @@ def run_job(
     from stretto.files import write_atomically
 
     def hold() -> None:
-        rows = (path.stat().st_size for path in (out / ANNOTATED, out / REJECTS) if path.exists())
-        hold_to(out / RUN, job.identity(), str(out), has_rows=any(rows))
+        files = (out / ANNOTATED, out / REJECTS)
+        has_rows = any(os.path.exists(file) and os.path.getsize(file) for file in files)
+        hold_to(out / RUN, job.identity(), str(out), has_rows=has_rows)
 
     if os.path.exists(out / RUN):  # False, not an error, for a name too long to be a path
         hold()
