@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
+from stretto.cli.demo_screen import Screen
 from stretto.cli.output import escaped
 from stretto.runtime.events import Evicted, Token
 
@@ -115,28 +115,14 @@ class Board:
         ]
 
 
-class LiveBoard:
+class LiveBoard(Screen):
     """A board on a terminal, drawn anew at each token. `wait` is called after each drawing."""
 
     def __init__(
         self, console: Console, board: Board, prompt: str, *, wait: Callable[[], None]
     ) -> None:
-        self._console = console
         self._board = board
-        self._prompt = escaped(prompt)
-        self._wait = wait
-        self._live = Live(console=console, auto_refresh=False)
-        self._live.start()
-
-    def update(self) -> None:
-        self._live.update(self.render(), refresh=True)
-        self._wait()
-
-    def finish(self) -> None:
-        self._live.update(self.render(), refresh=True)
-        self._live.stop()
-
-    # -- drawing -------------------------------------------------------------------------------
+        super().__init__(console, prompt, wait=wait)
 
     def render(self) -> Group:
         """The prompt, the last screenful of steps in columns, and the bar."""

@@ -8,9 +8,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
+from stretto.cli.demo_screen import Screen
 from stretto.cli.live import MASKED
 from stretto.cli.output import escaped
 from stretto.recorder import MAIN
@@ -165,28 +165,14 @@ class SpanBoard:
         ]  # fmt: skip
 
 
-class LiveSpans:
+class LiveSpans(Screen):
     """A board on a terminal, drawn anew at each pass. `wait` is called after each drawing."""
 
     def __init__(
         self, console: Console, board: SpanBoard, prompt: str, *, wait: Callable[[], None]
     ) -> None:
-        self._console = console
         self._board = board
-        self._prompt = escaped(prompt)
-        self._wait = wait
-        self._live = Live(console=console, auto_refresh=False)
-        self._live.start()
-
-    def update(self) -> None:
-        self._live.update(self.render(), refresh=True)
-        self._wait()
-
-    def finish(self) -> None:
-        self._live.update(self.render(), refresh=True)
-        self._live.stop()
-
-    # -- drawing -------------------------------------------------------------------------------
+        super().__init__(console, prompt, wait=wait)
 
     def render(self) -> Group:
         """The prompt, the last screenful of plans and spans, and the counter."""
