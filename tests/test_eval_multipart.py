@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from pathlib import Path
 
 import pytest
 from tiny_lms import tiny_tokenizer
 
 from stretto.cli import main
+from stretto.data.markup import stripped
 from stretto.data.rows import Annotated, prompt_id, read_rows
 from stretto.dialects import get_dialect
 from stretto.dialects.pasta import PastaSettings
@@ -29,6 +32,59 @@ def test_problems_are_a_function_of_seed_and_split() -> None:
     assert multipart.problems(0, 60, "test") == PROBLEMS
     assert multipart.problems(0, 20, "test") == PROBLEMS[:20]
     assert multipart.problems(1, 20, "test") != PROBLEMS[:20]
+
+
+def test_problems_of_four_or_five_parts_are_those_of_version_1() -> None:
+    """The first one of a seed, drawn as it was before a number of parts could be asked for."""
+    assert multipart.VERSION == 1
+    for seed in range(4):
+        rng = random.Random(f"multipart/1/{seed}/0")
+        count = rng.choice((4, 5))
+        parts = tuple(rng.choice(multipart._KINDS)(rng) for _ in range(count))
+        lines = [rng.choice(multipart.OPENINGS).format(count=count)]
+        lines += [f"({number}) {part.question}" for number, part in enumerate(parts, 1)]
+        lines.append(rng.choice(multipart.CLOSINGS))
+        firsts = [multipart.problems(seed, 1, split)[0] for split in multipart.SPLITS]
+        assert multipart.Problem("\n".join(lines), parts) in firsts
+
+
+@pytest.mark.parametrize("parts", [(1, 1), (1, 2), (2, 4), (9, 9)])
+def test_a_number_of_parts_can_be_asked_for(parts: multipart.Parts) -> None:
+    found = multipart.problems(0, 40, "train", parts)
+    assert found[:7] == multipart.problems(0, 7, "train", parts)
+    assert {len(p.parts) for p in found} == set(range(parts[0], parts[1] + 1))
+    assert all(multipart.SPLITS["train"].holds(prompt_id(p.prompt)) for p in found)
+    for problem in found:
+        assert score(item(problem), problem.response).value == 1
+        assert stripped(problem.annotated()) == problem.response
+        assert stripped(problem.annotated(planned=True)) == problem.response
+    rows = multipart.multipart_rows(0, 7, parts=parts)
+    assert [row["prompt"] for row in rows] == [p.prompt for p in found[:7]]
+    asked = multipart.multipart_questions(0, 7, parts=parts)
+    assert [row["prompt"] for row in asked] == [p.prompt for p in found[:7]]
+
+
+def test_a_problem_of_one_part_speaks_of_one_alone() -> None:
+    for problem in multipart.problems(0, 40, "train", (1, 1)):
+        opening, question, closing = problem.prompt.splitlines()
+        assert question == f"(1) {problem.parts[0].question}"
+        for plural in ("each", "every", "all", "sum", "results", "parts", "questions", "are"):
+            assert plural not in re.findall(r"\w+", f"{opening} {closing}"), problem.prompt
+        assert problem.response.endswith(f"Add up: {problem.total}. The total is {problem.total}.")
+
+
+@pytest.mark.parametrize("parts", [(0, 2), (2, 1), (1, 10), (-1, 1)])
+def test_numbers_of_parts_that_there_are_not(parts: multipart.Parts) -> None:
+    with pytest.raises(InvalidInput, match="no range from 1 to 9"):
+        multipart.problems(0, 1, "train", parts)
+
+
+def test_parts_are_read() -> None:
+    assert multipart.parse_parts("3") == (3, 3)
+    assert multipart.parse_parts("1-2") == (1, 2)
+    for text in ("", "-", "1-", "-2", "one", "1-2-3", "1.5", "²", "2-1", "0", "1-10", "12345"):
+        with pytest.raises(InvalidInput, match="^parts "):
+            multipart.parse_parts(text)
 
 
 def test_splits_share_no_problem_whatever_the_seeds() -> None:
@@ -182,7 +238,14 @@ def test_examples_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert [line["answer"].rpartition("#### ")[2] for line in lines] == [
         str(p.total) for p in problems
     ]
-    for wrong in (["--num", "0"], ["--split", "tst"], ["--as", "anotated"]):
+    assert main([*arguments, "--parts", "1-2"]) == 0
+    assert [r.prompt for r in read_rows(out, Annotated)] == [
+        p.prompt for p in multipart.problems(2, 7, "train", (1, 2))
+    ]
+    for wrong in (
+        ["--num", "0"], ["--split", "tst"], ["--as", "anotated"], ["--parts", "2-1"],
+        ["--parts", "0-2"], ["--parts", "few"],
+    ):  # fmt: skip
         capfd.readouterr()
         assert main([*arguments, *wrong]) == 2
         assert len(capfd.readouterr().err.splitlines()) == 1

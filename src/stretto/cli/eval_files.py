@@ -82,6 +82,9 @@ def eval_examples(
     form: Annotated[
         str, typer.Option("--as", help="annotated or planned: to train on; questions: to ask.")
     ] = "annotated",
+    parts_of_each: Annotated[
+        str, typer.Option("--parts", metavar="N|LOW-HIGH", help="Small questions of a problem.")
+    ] = "4-5",
     tokenizer: data_options.Tokenizer = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the problems.")] = 0,
     as_json: parts.AsJson = False,
@@ -91,19 +94,22 @@ def eval_examples(
     from stretto.cli.output import check_writable, write_file
     from stretto.data.store import line_of
     from stretto.errors import UnknownName
-    from stretto.eval.multipart import SPLITS, multipart_questions, multipart_rows
+    from stretto.eval.multipart import SPLITS, multipart_questions, multipart_rows, parse_parts
 
     check(num=num)
     if form not in FORMS:
         raise UnknownName("form", form, list(FORMS))
     if split not in SPLITS:
         raise UnknownName("split", split, list(SPLITS))
+    num_parts = parse_parts(parts_of_each)
     check_writable(out, "--out")
     if form == "questions":
-        rows = multipart_questions(seed, num, split=split)
+        rows = multipart_questions(seed, num, split=split, parts=num_parts)
     else:
         count, planned = _counter(tokenizer), form == "planned"
-        rows = multipart_rows(seed, num, split=split, count_tokens=count, planned=planned)
+        rows = multipart_rows(
+            seed, num, split=split, parts=num_parts, count_tokens=count, planned=planned
+        )
     write_file(out, b"".join(line_of(row) for row in rows))
     result = {"file": str(out), "examples": len(rows), "split": split}
     show(result if as_json else None, f"{out}: {len(rows)} examples of split {split}")

@@ -23,8 +23,12 @@ VERSION = 1
 
 SPLITS = {"train": Split(0, 70), "valid": Split(70, 80), "test": Split(80, 100)}
 """Percents of the prompts' hashes."""
-NUM_PARTS = (4, 5)
-"""How many parts a problem may have."""
+Parts = tuple[int, int]
+"""The fewest and the most parts that a problem may have."""
+NUM_PARTS: Parts = (4, 5)
+"""Of the task, and wherever nothing else is asked for."""
+MAX_PARTS = 9
+"""Of a problem: parts have numbers of one digit."""
 
 WORDS = (
     "planet", "garden", "bridge", "window", "letter", "summer", "winter", "butter", "pencil",
@@ -47,6 +51,18 @@ CLOSINGS = (
     "Show the work of every part after its number, and end with: The total is N.",
     "Write each part after its number. The last sentence must be: The total is N.",
     "Begin each part with its number and finish with the sentence: The total is N.",
+)
+OPENINGS_OF_ONE = (
+    "Answer the part, then give its result as the total.",
+    "Work out this small question and then give its result as the total.",
+    "There is one small question. Solve it, then give its result as the total.",
+    "Solve the only part. After that, give its result as the total.",
+)
+"""Of problems with one part: its result is the total."""
+CLOSINGS_OF_ONE = (
+    "Show the work of the part after its number, and end with: The total is N.",
+    "Write the part after its number. The last sentence must be: The total is N.",
+    "Begin the part with its number and finish with the sentence: The total is N.",
 )
 SUM_MARK = "Add up:"
 
@@ -110,7 +126,7 @@ class Problem:
         for part in self.parts[1:]:
             steps.append(f"{total} + {part.result} = {total + part.result}")
             total += part.result
-        return f"{SUM_MARK} {', '.join(steps)}. The total is {total}."
+        return f"{SUM_MARK} {', '.join(steps) or total}. The total is {total}."
 
 
 @dataclass(frozen=True)
@@ -123,18 +139,18 @@ class Example:
 
 
 def multipart_examples(
-    seed: int, n: int, *, split: str = "train",
+    seed: int, n: int, *, split: str = "train", parts: Parts = NUM_PARTS,
     count_tokens: Callable[[str], int] | None = None, planned: bool = False,
 ) -> list[Example]:  # fmt: skip
     """The first `n` problems of a seed in a split, with their answers, plain and annotated."""
     return [
         Example(problem.prompt, problem.response, problem.annotated(count_tokens, planned=planned))
-        for problem in problems(seed, n, split)
+        for problem in problems(seed, n, split, parts)
     ]
 
 
 def multipart_rows(
-    seed: int, n: int, *, split: str = "train",
+    seed: int, n: int, *, split: str = "train", parts: Parts = NUM_PARTS,
     count_tokens: Callable[[str], int] | None = None, planned: bool = False,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """`multipart_examples` as lines of a file: `Annotated` rows to train on."""
@@ -147,38 +163,60 @@ def multipart_rows(
             annotator=f"multipart-{VERSION}",
         ).model_dump(exclude_none=True)
         for example in multipart_examples(
-            seed, n, split=split, count_tokens=count_tokens, planned=planned
+            seed, n, split=split, parts=parts, count_tokens=count_tokens, planned=planned
         )
     ]
 
 
-def multipart_questions(seed: int, n: int, *, split: str = "train") -> list[dict[str, Any]]:
+def multipart_questions(
+    seed: int, n: int, *, split: str = "train", parts: Parts = NUM_PARTS
+) -> list[dict[str, Any]]:
     """The same problems as `prompt` and `answer`, the expected number after `####`."""
     return [
         {"prompt": problem.prompt, "answer": f"{problem.response}\n#### {problem.total}"}
-        for problem in problems(seed, n, split)
+        for problem in problems(seed, n, split, parts)
     ]
 
 
-def problems(seed: int, n: int, split: str) -> list[Problem]:
-    """The first `n` different problems of a seed in a split: a function of these three alone.
+def problems(seed: int, n: int, split: str, parts: Parts = NUM_PARTS) -> list[Problem]:
+    """The first `n` different problems of a seed in a split, with so many parts each: a function
+    of these four alone.
 
     Which split a problem is in is a function of its prompt, so no problem of one split is in
-    another, whatever the seeds. Raises `UnknownName`, and `InvalidInput` for `n` below 1.
+    another, whatever the seeds. Raises `UnknownName`, and `InvalidInput` for `n` below 1 and for
+    numbers of parts that there are not.
     """
     if split not in SPLITS:
         raise UnknownName("split", split, list(SPLITS))
     chosen = SPLITS[split]
     if n < 1:
         raise InvalidInput(f"the number of problems must be at least 1, got {n}")
+    kind = "" if _checked(parts) == NUM_PARTS else f"{parts[0]}-{parts[1]}/"
     found: dict[str, Problem] = {}
     index = 0
     while len(found) < n:
-        problem = _draw(random.Random(f"multipart/{VERSION}/{seed}/{index}"))
+        problem = _draw(random.Random(f"multipart/{VERSION}/{kind}{seed}/{index}"), parts)
         index += 1
         if chosen.holds(prompt_id(problem.prompt)):
             found.setdefault(problem.prompt, problem)
     return list(found.values())
+
+
+def parse_parts(text: str) -> Parts:
+    """From N or LOW-HIGH, such as 1-2. Raises `InvalidInput`."""
+    low, dash, high = text.partition("-")
+    ends = (low, high) if dash else (low, low)
+    if not all(end.isascii() and end.isdigit() and len(end) < 5 for end in ends):
+        raise InvalidInput(f"parts {text!r} is no number of parts; give one, or LOW-HIGH")
+    return _checked((int(ends[0]), int(ends[1])))
+
+
+def _checked(parts: Parts) -> Parts:
+    if not 1 <= parts[0] <= parts[1] <= MAX_PARTS:
+        raise InvalidInput(
+            f"parts {parts[0]}-{parts[1]} is no range from 1 to {MAX_PARTS}; give one, such as 1-2"
+        )
+    return parts
 
 
 def num_words(text: str) -> int:
@@ -212,12 +250,14 @@ def read_answer(text: str) -> Reading:
 # -- drawing -----------------------------------------------------------------------------------
 
 
-def _draw(rng: random.Random) -> Problem:
-    count = rng.choice(NUM_PARTS)
+def _draw(rng: random.Random, num_parts: Parts) -> Problem:
+    """What is drawn, and in which order, makes the problems: see `VERSION`."""
+    count = rng.choice(range(num_parts[0], num_parts[1] + 1))
     parts = tuple(rng.choice(_KINDS)(rng) for _ in range(count))
-    lines = [rng.choice(OPENINGS).format(count=count)]
+    openings, closings = (OPENINGS, CLOSINGS) if count > 1 else (OPENINGS_OF_ONE, CLOSINGS_OF_ONE)
+    lines = [rng.choice(openings).format(count=count)]
     lines += [f"({number}) {part.question}" for number, part in enumerate(parts, 1)]
-    lines.append(rng.choice(CLOSINGS))
+    lines.append(rng.choice(closings))
     return Problem("\n".join(lines), parts)
 
 
