@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,50 @@ def test_the_best_of_the_fast_enough_is_chosen(scripts: dict[str, Any]) -> None:
     assert told["rivals"]["parts"] == {"diffusion": "sparse", "blocks": "dense"}
 
 
+def test_threads_are_claimed_by_steps_and_by_what_is_lost_without_reading_them(
+    scripts: dict[str, Any],
+) -> None:
+    module, half = scripts["claims"], all_but(range(90), 200)
+    blind = all_but(range(190), 200)
+    ways = {"autoregressive": (half, 1.0), "pasta": (half, 0.4), "no-sync": (blind, 0.4)}
+    tested = measured(scripts, ways)
+    tested["no-sync"] = sums_of(tested["no-sync"], lambda k: float(k % 20 == 0))
+    saved, lost = module.thread_claims(tested)
+    assert saved["claim"] == (
+        "pasta has right totals within 2.0 points of autoregressive, in at least 2.0 times fewer "
+        "steps"
+    )
+    assert saved["holds"] is True
+    assert saved["fewer_steps"] == pytest.approx(2.5)
+    assert (saved["points"], saved["problems"]) == (0, 200)
+    assert lost["holds"] is True
+    assert [lost[name] for name in ("sums", "sums_without", "points")] == pytest.approx([100, 5, 95])
+    assert lost["parts_points"] == pytest.approx(25)
+
+
+def test_threads_that_save_too_little_or_lose_too_much(scripts: dict[str, Any]) -> None:
+    module, half = scripts["claims"], all_but(range(90), 200)
+    worse = all_but(range(94), 200)
+    for way in ((half, 0.52), (worse, 0.4)):
+        tested = measured(scripts, {"autoregressive": (half, 1.0), "pasta": way})
+        saved, lost = module.thread_claims(tested)
+        assert saved["holds"] is False
+        assert (lost["holds"], lost["reason"]) == (None, "there are no answers of ['no-sync']")
+    few = {"autoregressive": (all_but(range(170), 200), 1.0), "pasta": (ALL, 0.2)}
+    assert module.thread_claims(measured(scripts, few))[0]["holds"] is None
+    both = measured(scripts, {"pasta": (half, 0.5), "no-sync": (half, 0.5)})
+    both["no-sync"] = sums_of(both["no-sync"], lambda k: float(k % 2))
+    lost = module.thread_claims(both)[1]
+    assert lost["points"] == pytest.approx(50)
+    assert lost["holds"] is False  # its low end is below
+
+
+def sums_of(way: Any, sums: Callable[[int], float]) -> Any:
+    """The same answers, other ones of which add up their own results."""
+    rows = {k: row.model_copy(update={"sums": sums(int(k))}) for k, row in way.rows.items()}
+    return replace(way, rows=rows)
+
+
 def test_a_throughput_is_claimed_at_its_low_end(scripts: dict[str, Any]) -> None:
     rows = [
         {"cell": cell, "group": group, "ratio": 3.0, "ratio_low": low, "ratio_high": 4, "sets": 9}
@@ -205,22 +250,19 @@ def experiment(scripts: dict[str, Any], folder: Path) -> None:
             of = [
                 c
                 for c in cells.CELLS
-                if c.arm in ("autoregressive", "autoregressive-longer", "sparse", "dense")
+                if c.arm in ("autoregressive", "autoregressive-longer", "pasta", "sparse", "dense")
+                and c.joins
             ]
         rows = [row for c in of for row in made_up(scripts, c.name, right, took.get(c.arm, 0.5))]
         path = folder / "answers" / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"".join(line_of(row.model_dump()) for row in rows))
     for number, arm in enumerate(dict.fromkeys(c.arm for c in (*cells.CELLS, *less))):
-        (folder / arm).mkdir()
-        line = {
-            "kind": "train",
-            "step": 1,
-            "loss": 1.5,
-            "tokens": 100 * (number + 1),
-            "seconds": 2.0,
-        }
-        (folder / arm / "metrics.jsonl").write_bytes(line_of(line) * 3)
+        line = {"kind": "train", "step": 1, "loss": 1.5, "tokens": 100 * (number + 1)}
+        for run, tokens in ((cells.first_of(arm), 10), (arm, line["tokens"])):
+            (folder / run).mkdir(parents=True, exist_ok=True)
+            told = line_of({**line, "tokens": tokens, "seconds": 2.0})
+            (folder / run / "metrics.jsonl").write_bytes(told * 3)
     way = {"cell": "sparse", "group": "sparse", "ratio": 3.0, "ratio_low": 2.6, "ratio_high": 4.0}
     (folder / "throughput").mkdir()
     (folder / "throughput" / "result.json").write_text(json.dumps({"ways": [{**way, "sets": 9}]}))
@@ -245,7 +287,10 @@ def test_the_report_is_made_of_what_stages_leave(
     cells = scripts["cells"]
     every = [*cells.CELLS, *cells.compute_cells(("0.5",))]
     assert set(table) == {cell.name for cell in every}
-    assert table["sparse"]["training_tokens"] > table["autoregressive"]["training_tokens"] == 300
+    assert table["sparse"]["training_tokens"] > table["autoregressive"]["training_tokens"] == 330
+    assert table["autoregressive-longer"]["training_tokens"] == 30 + 600  # in both phases
+    assert table["sparse 0.5"]["training_seconds"] == 12
+    assert table["no-sync"]["sums"] == 100
     assert table["sparse 0.5"]["seconds"] is None
     text = Path("report/table.md").read_text().splitlines()
     assert len(text) == len(table) + 2
@@ -253,9 +298,12 @@ def test_the_report_is_made_of_what_stages_leave(
     told = json.loads(Path("report/claims.json").read_text())
     assert told["left_out"] == []
     assert told["throughput"][0]["holds"] is True
+    threads = told["threads"]
+    assert [claim["problems"] for claim in threads] == [16, 12]
+    assert [claim["holds"] for claim in threads] == [False, False]  # as made up: 1.7 times, no loss
     goals = [claim for claim in told["claims"]["right"] if "times as fast" in claim["claim"]]
     assert {goal["problems"] for goal in goals} == {16}  # those of `more` too
     assert [goal["holds"] for goal in goals] == [True] * 4
     assert set(told["trained"]) == {cell.arm for cell in every}
     own = told["trained"]["sparse"]
-    assert own["tokens_over_reference"] == pytest.approx(own["tokens"] / 300, abs=1e-3)
+    assert own["tokens_over_reference"] == pytest.approx(own["tokens"] / 330, abs=1e-3)

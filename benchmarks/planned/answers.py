@@ -7,7 +7,8 @@ in an order drawn for that problem, so that what a machine does meanwhile, and w
 falls on all of them. A problem that was not finished when the process ended is answered anew in all
 ways; the answers that it had are put aside in a file that ends in `.unfinished`. `--cells
 compute=0.5` answers in the plain ways of arms that were trained on less; `--cells chosen=FILE` in
-those that `choose.py` chose. Models are in `ARM/model` of the folder that this is run in.
+those that `choose.py` chose, and in those that the autoregressive arms are compared with besides.
+Models are in `ARM/model` of the folder that this is run in.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from cells import CELLS, LONGER, REFERENCE, Cell, compute_cells
+from cells import CELLS, LONGER, REFERENCE, THREADS, Cell, compute_cells
 
 from stretto import LM, SamplingParams
 from stretto.completion import Completion
 from stretto.data.rows import Row, prompt_id
 from stretto.data.store import Store, line_of
 from stretto.eval.multipart import Problem, problems
+from stretto.eval.restricted import blind
 from stretto.eval.task_multipart import score
 from stretto.eval.tasks import Item
 from stretto.files import write_atomically
@@ -92,7 +94,9 @@ def params_of(cell: Cell) -> SamplingParams:
 
 
 def answer(lm: LM, cell: Cell, prompt: str) -> Completion:
-    return lm.submit(prompt, params_of(cell), method=cell.method).finish()
+    """`lm` is the arm's; a cell without joins is answered as by `stretto eval run --no-joins`."""
+    own = lm if cell.joins else blind(lm)
+    return own.submit(prompt, params_of(cell), method=cell.method).finish()
 
 
 def warm(lm: LM, cell: Cell) -> None:
@@ -152,7 +156,8 @@ def cells_of(text: str) -> tuple[Cell, ...]:
         return compute_cells((value,))
     if kind == "chosen":
         goals = json.loads(Path(value).read_text())["goals"]
-        names = {REFERENCE, LONGER, *(name for own in goals.values() for name in own.values())}
+        planned = (name for own in goals.values() for name in own.values())
+        names = {REFERENCE, LONGER, THREADS, *planned}
         return tuple(cell for cell in CELLS if cell.name in names)
     return CELLS
 

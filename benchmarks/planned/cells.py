@@ -1,7 +1,7 @@
 """Arms, each a model that was trained in one way, and cells, each a way to decode an arm's model.
 
-All arms learn the same problems in the same order from the same first weights. All that write
-blocks are decoded with the same settings of the same knobs.
+All arms learn the same problems in the same order from the same first weights: short ones first,
+then whole ones. All that write blocks are decoded with the same settings of the same knobs.
 """
 
 from __future__ import annotations
@@ -19,40 +19,59 @@ WINDOWS = (*PLANNED, "--window", str(WINDOW))
 
 @dataclass(frozen=True)
 class Arm:
-    """How a model is trained: rows, the model that it begins with, options of `train sft`, and how
-    many times the epochs of the others. `cost`: tokens that an example puts through the model, by
+    """How a model is trained: rows, the model that it begins with, options of `train sft`. One that
+    is the arm `after` but longer goes on from the first phase of that one, and its second phase has
+    `epochs` times as many. `costs`: tokens that an example of each phase puts through the model, by
     those of the reference, about: for estimates of time."""
 
     rows: str
     start: str
     options: tuple[str, ...]
+    costs: tuple[float, float] = (1.0, 1.0)
+    after: str | None = None
     epochs: float = 1.0
-    cost: float = 1.0
 
 
 REFERENCE = "autoregressive"
 LONGER = "autoregressive-longer"
 """A reference that learns for longer: about as many tokens as planned arms, which have two streams,
-put through the model. How many is counted."""
+put through the model in both phases. How many is counted."""
+
+FIRST = "short"
+"""Of the two phases. Its run is in a folder of this name in the arm's, and that is the run of the
+second one."""
 
 ARMS: Mapping[str, Arm] = {
     REFERENCE: Arm("pasta", "plain", ("--baseline",)),
-    LONGER: Arm("pasta", "plain", ("--baseline",), epochs=1.9),
-    "pasta": Arm("pasta", "pasta", ("--dialect", "pasta"), cost=1.1),
-    "sparse": Arm("planned", "planned", (*PLANNED, "--variant", "sparse"), cost=1.9),
-    "dense": Arm("planned", "planned", (*PLANNED, "--variant", "dense"), cost=1.9),
-    "diffusion": Arm("pasta", "planned", WINDOWS, cost=1.2),
-    "blocks": Arm("pasta", "planned", (*WINDOWS, "--block", str(BLOCK)), cost=1.8),
-    "no-topics": Arm("no-topics", "planned", (*PLANNED, "--variant", "sparse"), cost=1.8),
-    "one-round": Arm("one-round", "planned", (*PLANNED, "--variant", "sparse"), cost=1.8),
+    LONGER: Arm("pasta", "plain", ("--baseline",), after=REFERENCE, epochs=2.5),
+    "pasta": Arm("pasta", "pasta", ("--dialect", "pasta"), costs=(1.1, 1.1)),
+    "sparse": Arm("planned", "planned", (*PLANNED, "--variant", "sparse"), costs=(1.9, 1.9)),
+    "dense": Arm("planned", "planned", (*PLANNED, "--variant", "dense"), costs=(1.9, 1.9)),
+    "diffusion": Arm("pasta", "planned", WINDOWS, costs=(2.6, 1.2)),
+    "blocks": Arm("pasta", "planned", (*WINDOWS, "--block", str(BLOCK)), costs=(1.8, 1.8)),
+    "no-topics": Arm("no-topics", "planned", (*PLANNED, "--variant", "sparse"), costs=(1.8, 1.8)),
+    "one-round": Arm("one-round", "planned", (*PLANNED, "--variant", "sparse"), costs=(1.8, 1.8)),
 }
 STARTS = tuple(sorted({arm.start for arm in ARMS.values()}))
 ROWS = tuple(dict.fromkeys(arm.rows for arm in ARMS.values()))
 
 
+def arm_of(run: str) -> str:
+    """The arm that a run is of: ARM, or ARM-SHARE where it learnt less."""
+    return run if run in ARMS else run.rpartition("-")[0]
+
+
+def first_of(run: str) -> str:
+    """The folder of the first phase that a run has behind it: its own, or that of the arm that it
+    is a longer or a shorter training of."""
+    arm = arm_of(run)
+    return f"{ARMS[arm].after or arm}/{FIRST}"
+
+
 @dataclass(frozen=True)
 class Cell:
-    """A way to decode. `group`: what it is a knob of; `knob`: which, and how far it is turned."""
+    """A way to decode. `group`: what it is a knob of; `knob`: which, and how far it is turned.
+    `joins` False: syncs neither wait nor join, so that main goes on blind."""
 
     name: str
     arm: str
@@ -60,6 +79,7 @@ class Cell:
     knob: str = ""
     method: str = "auto"
     params: Mapping[str, Any] = field(default_factory=dict)
+    joins: bool = True
 
 
 def _knobs(arm: str, **knobs: Mapping[str, Any]) -> list[Cell]:
@@ -89,6 +109,8 @@ PLAN_KNOBS: Mapping[str, Mapping[str, Any]] = {
 }
 """Of what a plan promises. Without a plan the length is the window's, and the finish early."""
 ABLATIONS = ("no-topics", "one-round")
+THREADS, NO_SYNC = "pasta", "no-sync"
+"""The way with threads, and the same model whose main does not read them."""
 
 
 def _without_plan(arm: str, method: str) -> list[Cell]:
@@ -101,7 +123,8 @@ def _without_plan(arm: str, method: str) -> list[Cell]:
 CELLS: tuple[Cell, ...] = (
     Cell(REFERENCE, REFERENCE, "autoregressive", method="sequential"),
     Cell(LONGER, LONGER, "autoregressive", "epochs", method="sequential"),
-    Cell("pasta", "pasta", "pasta"),
+    Cell(THREADS, THREADS, THREADS),
+    Cell(NO_SYNC, THREADS, THREADS, NO_SYNC, joins=False),
     *_knobs("sparse", **BLOCK_KNOBS, **PLAN_KNOBS),
     *_knobs("dense", **BLOCK_KNOBS, **PLAN_KNOBS),
     *(c for arm in ABLATIONS for c in _knobs(arm, tau=_turned("threshold", 0.9))),

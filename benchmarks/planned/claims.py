@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cells import ABLATIONS, LONGER, REFERENCE
+from cells import ABLATIONS, LONGER, NO_SYNC, REFERENCE, THREADS
 from figures import (
     Measured,
     decode_s,
@@ -20,7 +20,9 @@ from figures import (
     percent,
     points_over,
     seconds,
+    steps,
     times_faster,
+    times_less,
 )
 
 from stretto.eval.statistics import Estimate, arithmetic_mean, geometric_mean
@@ -33,6 +35,10 @@ RIVALS = ("diffusion", "blocks")
 FLOORS = {"right": 20.0, "parts": 50.0}
 """Percent: more than the commonest total would get, and the commonest result of a kind of part."""
 THROUGHPUT, TOGETHER = 2.5, 8
+FEWER_STEPS, THREAD_POINTS = 2.0, 2.0
+"""What threads were to save, and the points of right totals that they may cost."""
+COLLAPSE = 50.0
+"""Points of totals that are those of their own parts, lost where nothing reads the parts."""
 Trained = Mapping[str, Mapping[str, Any]]
 
 
@@ -69,8 +75,8 @@ def claims(
     quality: str,
     trained: Trained,
 ) -> list[dict[str, Any]]:
-    """All claims but those of throughput, in one quality. `tested`: answers by cell, to problems
-    that nothing was chosen on. `chosen`: as `choose.py` writes it."""
+    """All claims but those of threads and throughput, in one quality. `tested`: answers by cell, to
+    problems that nothing was chosen on. `chosen`: as `choose.py` writes it."""
     found = []
     for goal in TO_BEAT:
         own = chosen["goals"][quality][goal_name(*goal)]
@@ -173,6 +179,47 @@ def _is_worse(ablation: Measured, whole: Measured, quality: str) -> dict[str, An
         "holds": _above(more, 0.0),
         **_told("points", more),
         **_floor(whole, quality),
+    }
+
+
+def thread_claims(tested: Mapping[str, Measured]) -> list[dict[str, Any]]:
+    """Of threads: as good in fewer steps, and of no use to a main that does not read them."""
+    saved = (
+        f"{THREADS} has right totals within {THREAD_POINTS} points of {REFERENCE}, in at least "
+        f"{FEWER_STEPS} times fewer steps"
+    )
+    lost = f"{NO_SYNC} adds up its own results at least {COLLAPSE} points less often than {THREADS}"
+    return [
+        _missing(saved, tested, THREADS, REFERENCE) or _saved(saved, tested),
+        _missing(lost, tested, THREADS, NO_SYNC) or _lost(lost, tested),
+    ]
+
+
+def _saved(claim: str, tested: Mapping[str, Measured]) -> dict[str, Any]:
+    own, reference = tested[THREADS], tested[REFERENCE]
+    more, fewer = points_over(own, reference, "right"), times_less(own, reference, steps)
+    return {
+        "claim": claim,
+        "holds": _at_least(more, -THREAD_POINTS) and _at_least(fewer, FEWER_STEPS),
+        "problems": len(set(own.rows) & set(reference.rows)),
+        **_told("points", more),
+        **_told("fewer_steps", fewer),
+        **_told("speedup", times_faster(own, reference)),
+        **_floor(reference, "right"),
+    }
+
+
+def _lost(claim: str, tested: Mapping[str, Measured]) -> dict[str, Any]:
+    whole, blind = tested[THREADS], tested[NO_SYNC]
+    less = points_over(whole, blind, "sums")
+    return {
+        "claim": claim,
+        "holds": _at_least(less, COLLAPSE),
+        "problems": len(set(whole.rows) & set(blind.rows)),
+        **_told("points", less),
+        **_told("sums", mean_quality(whole, "sums")),
+        **_told("sums_without", mean_quality(blind, "sums")),
+        **_told("parts_points", points_over(whole, blind, "parts")),
     }
 
 

@@ -39,7 +39,7 @@ class Measured:
 
 
 def percent(quality: str) -> Callable[[Decoded], float]:
-    """A quality of an answer, `right` or `parts`, in percent."""
+    """A quality of an answer, `right`, `parts` or `sums`, in percent."""
     return lambda row: float(100 * getattr(row, quality))
 
 
@@ -109,13 +109,14 @@ def of_cells(cells: Sequence[Cell], rows: Sequence[Decoded]) -> list[Measured]:
 def table_row(
     measured: Measured, reference: Measured, trained: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Qualities in percent, seconds and steps of an answer, and all of them against the
-    reference: points more, times faster (`decode_speedup`: without the prompt), and times fewer
+    """Qualities and `sums` in percent, seconds and steps of an answer, and all but `sums` against
+    the reference: points more, times faster (`decode_speedup`: without the prompt), and times fewer
     steps, which is what a machine would gain for which more rows a pass cost no more. Arms that
     learnt less are answered in another process, so that nothing is told of their time. `trained`:
     of arms by name, what training took."""
     estimates: dict[str, Estimate] = {
         **{quality: mean_quality(measured, quality) for quality in QUALITIES},
+        "sums": mean_quality(measured, "sums"),
         "seconds": NOTHING
         if is_less(measured.cell)
         else estimate_geometric(measured.of(seconds), SEED),

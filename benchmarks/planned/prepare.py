@@ -1,10 +1,11 @@
 """Training rows in all forms, a vocabulary, and models with random weights: what arms begin with.
 
-    python benchmarks/planned/prepare.py --num 12000 --shape tiny-1m --seed 0 --out data
+    python benchmarks/planned/prepare.py --phase short:1-2:20000 --phase whole:4-5:6000 \\
+        --shape tiny-1m --seed 0 --out data
 
 Writes `vocabulary.json`, the pieces of the problems' texts; `start-DIALECT`, models that have the
-same weights but for control tokens; and `FORM.jsonl`, the same problems of task `multipart` in the
-same order in each form. What is there already is left as it is.
+same weights but for control tokens; and `PHASE-FORM.jsonl`, a phase's problems of task `multipart`,
+the same in the same order in each form. What is there already is left as it is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from cells import ROWS, STARTS
 
 from stretto.data.convert import PlannedForm, pieces_of, planned_text
 from stretto.data.store import line_of
-from stretto.eval.multipart import multipart_rows
+from stretto.eval.multipart import NUM_PARTS, Parts, multipart_rows, parse_parts
 from stretto.files import write_atomically
 from stretto.models.tiny import make_tiny
 
@@ -34,6 +36,21 @@ FORMS = {
 }
 
 
+@dataclass(frozen=True)
+class Problems:
+    """Problems of a phase of training: how many, and of how many parts."""
+
+    phase: str
+    parts: Parts
+    num: int
+
+    @classmethod
+    def of(cls, text: str) -> Problems:
+        """From NAME:PARTS:NUM."""
+        name, parts, num = text.split(":")
+        return cls(name, parse_parts(parts), int(num))
+
+
 def vocabulary_of(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The pieces of prompts and responses, and those that promises need besides: words of topics,
     and digits."""
@@ -42,10 +59,15 @@ def vocabulary_of(rows: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(found | {"part", "the", *(str(digit) for digit in range(10))})
 
 
-def rows_in(form: str, num: int, seed: int, count: Callable[[str], int]) -> Iterator[Any]:
+def rows_in(
+    form: str, num: int, seed: int, count: Callable[[str], int], parts: Parts = NUM_PARTS
+) -> Iterator[Any]:
     """The problems in a form of `FORMS`, or as pasta rows."""
     planned = form in FORMS
-    for row in multipart_rows(seed, num, split="train", count_tokens=count, planned=planned):
+    rows = multipart_rows(
+        seed, num, split="train", parts=parts, count_tokens=count, planned=planned
+    )
+    for row in rows:
         if planned and form != "planned":
             pieces = pieces_of(row["annotated"], count, FORMS[form].unit)
             row["annotated"] = planned_text(pieces, count, FORMS[form])
@@ -72,7 +94,9 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--num", type=int, required=True)
+    made.add_argument(
+        "--phase", type=Problems.of, action="append", required=True, metavar="NAME:PARTS:NUM"
+    )
     made.add_argument("--shape", required=True)
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--out", type=Path, required=True)
@@ -84,18 +108,27 @@ def main() -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     at = given.out / "vocabulary.json"
     if not at.exists():
-        symbols = vocabulary_of(multipart_rows(given.seed, max(given.num, 500), split="train"))
+        symbols = vocabulary_of(
+            [
+                row
+                for own in given.phase
+                for row in multipart_rows(
+                    given.seed, max(own.num, 500), split="train", parts=own.parts
+                )
+            ]
+        )
         write_atomically(at, (json.dumps(symbols, ensure_ascii=False) + "\n").encode())
     plain = write_models(given.out, given.shape, json.loads(at.read_text()), given.seed)
 
     def count(text: str) -> int:
         return len(plain.vocabulary.encode(text))
 
-    for form in ROWS:
-        path = given.out / f"{form}.jsonl"
-        if not path.exists():
-            lines = (line_of(row) for row in rows_in(form, given.num, given.seed, count))
-            write_atomically(path, b"".join(lines))
+    for own in given.phase:
+        for form in ROWS:
+            path = given.out / f"{own.phase}-{form}.jsonl"
+            if not path.exists():
+                rows = rows_in(form, own.num, given.seed, count, own.parts)
+                write_atomically(path, b"".join(line_of(row) for row in rows))
     return 0
 
 

@@ -3,11 +3,11 @@
     python benchmarks/planned/report.py --out report
 
 Reads `answers/*.jsonl`, what was chosen, what throughput was measured, and the runs of training in
-the folder that it is run in. `table.json` has a row a way: shares of right totals and right parts
-in percent, seconds of an answer (geometric mean), steps, points over autoregressive decoding, and
-how many times faster it is, whole and without the prompt, each with its 95 % bootstrap interval
-over problems; and tokens and seconds of its training. `claims.json` says of what was to be shown
-whether it is so.
+the folder that it is run in. `table.json` has a row a way: shares of right totals, of right
+parts, and of totals that are the sum of their own results, in percent; seconds of an answer
+(geometric mean), steps, points over autoregressive decoding, and how many times faster it is, whole
+and without the prompt, each with its 95 % bootstrap interval over problems; and tokens and seconds
+of its training. `claims.json` says of what was to be shown whether it is so.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from answers import Decoded
-from cells import CELLS, REFERENCE, Cell, compute_cells
-from claims import claims, throughput_claims
+from cells import CELLS, REFERENCE, Cell, compute_cells, first_of
+from claims import claims, thread_claims, throughput_claims
 from figures import QUALITIES, Measured, by_cell, of_cells, on_frontier, table_row
 
 from stretto.bench.machine import describe_machine
@@ -35,6 +35,7 @@ SHOWN = (
     ("cell", "way", ""),
     ("right", "right, %", ".1f"),
     ("parts", "right parts, %", ".1f"),
+    ("sums", "adds up its own results, %", ".1f"),
     ("seconds", "seconds", ".3f"),
     ("steps", "steps", ".0f"),
     ("speedup", "times faster", ".2f"),
@@ -70,11 +71,16 @@ def _shown(row: Mapping[str, Any], name: str, form: str) -> str:
 
 
 def trained(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What training of each arm took: tokens through the model, by those of the reference too, and
-    its last losses."""
+    """What training of each arm took, in both phases: tokens through the model, by those of the
+    reference too, and its last losses. A phase that several have in common counts for each."""
     found = {}
     for name in names:
-        lines = [line for line in lines_of(Path(name) / "metrics.jsonl") if line["kind"] == "train"]
+        lines = [
+            line
+            for run in (first_of(name), name)
+            for line in lines_of(Path(run) / "metrics.jsonl")
+            if line["kind"] == "train"
+        ]
         if not lines:
             continue
         losses = {k: v for k, v in lines[-1].items() if k.startswith("loss")}
@@ -136,6 +142,7 @@ def told(
         "chosen": chosen,
         "frontier": {quality: on_frontier(timed, quality) for quality in QUALITIES},
         "claims": {q: claims(tested, chosen, q, taken) for q in QUALITIES},
+        "threads": thread_claims(tested),
         "throughput": throughput_claims(at_once),
         "trained": taken,
     }

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from answers import Decoded
+from cells import first_of
 
 from stretto.bench.shipping import ship
 from stretto.data.rows import read_rows
@@ -42,7 +43,8 @@ it at work.
 - **What it is for**: showing, testing and measuring dialect `planned` on a machine without a GPU.
 - **What it is not for**: anything but problems of task `multipart`. Its vocabulary is theirs.
 - **How it was made**: arm `{arm}` of `make reproduce-planned` (variant `{variant}`, convention
-  `{convention}`), supervised training on {rows:,} problems for {epochs:g} epochs. The command is in
+  `{convention}`), supervised training on {short:,} problems of one or two parts,
+  then on {rows:,} of four or five for {epochs:g} epochs. The commands are in
   `benchmarks/results/planned/{arm}/stage.json`.
 - **Data**: made by Stretto from a seed; no text of anybody else, no answer of another model.
 - **Licence**: Apache-2.0, as this project.
@@ -96,6 +98,7 @@ def card(results: Path, arm: str) -> str:
     model = results / arm / "model"
     own = json.loads((model / "stretto.json").read_bytes())
     summary = json.loads((results / arm / "summary.json").read_bytes())
+    begun = json.loads((results / first_of(arm) / "summary.json").read_bytes())
     config = json.loads((results / arm / "config.json").read_bytes())
     return CARD.format(
         name=NAME,
@@ -104,6 +107,7 @@ def card(results: Path, arm: str) -> str:
         arm=arm,
         variant=own["variant"],
         convention=own["convention"],
+        short=begun["train"]["examples"],
         rows=summary["train"]["examples"],
         epochs=config["settings"]["epochs"],
         measured=measured(json.loads((results / TABLE).read_bytes()), arm),

@@ -4,46 +4,68 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cells import ARMS, COMPUTE_ARMS, Arm
+from cells import ARMS, COMPUTE_ARMS, FIRST, Arm, arm_of, first_of
 
 from stretto.bench.stages import Command, Stage
 
 CHOSEN = "chosen/chosen.json"
-FILES = ("model", "metrics.jsonl", "summary.json", "config.json", "environment.json")
+FILES = ("metrics.jsonl", "summary.json", "config.json", "environment.json")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Some problems of so many `parts`, and how they are learnt from. `minutes`: about what it
+    takes the reference on two cores, at some 8,000 tokens a second."""
+
+    name: str
+    parts: str
+    num: int
+    epochs: float
+    batch: int
+    lr: float
+    minutes: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}:{self.parts}:{self.num}"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything. `train`: problems, gone through `epochs` times; `shares` of these for
-    arms that learn from less. `valid`: problems that ways are chosen on. `test`: problems, answered
-    in all ways, `a_stage` of them in each stage; `more`: further ones, in the ways alone that are
-    chosen. `sets`: of eight problems each, answered at once and one by one. The estimates are of
-    two cores: `train_minutes` of the reference, `answer_minutes` of a stage in all ways."""
+    """How much of everything. `short`, `whole`: what is learnt first, and then; `shares` of the
+    epochs of the latter for arms that learn less. `valid`: problems that ways are chosen on.
+    `test`: problems, answered in all ways, `a_stage` of them in each stage; `more`: further ones,
+    in the ways alone that claims compare. `sets`: of eight problems each, answered at once and one
+    by one. `answer_minutes`: about what a stage takes two cores to answer in all ways."""
 
     shape: str
-    train: int
-    epochs: float
+    short: Phase
+    whole: Phase
     shares: tuple[str, ...]
     valid: int
     test: int
     a_stage: int
     more: int
     sets: int
-    batch: int = 16
-    lr: float = 2e-3
     seed: int = 0
-    train_minutes: int = 9
     answer_minutes: int = 20
 
 
-NORMAL = Sizes("tiny-1m", 12000, 2, ("0.5",), valid=40, test=100, a_stage=50, more=900, sets=15)
+SHORT = Phase(FIRST, "1-2", 20000, 1, 32, 4e-3, minutes=6)
+"""From whole problems alone a model of this size learns their form, and not to work them out."""
+NORMAL = Sizes(
+    "tiny-1m", SHORT, Phase("whole", "4-5", 6000, 2, 16, 3e-3, minutes=9), ("0.5",),
+    valid=40, test=100, a_stage=50, more=900, sets=15,
+)  # fmt: skip
 FULL = Sizes(
-    "tiny-1m", 12000, 4, ("0.125", "0.25", "0.5"), valid=100, test=300, a_stage=100, more=1700,
-    sets=15, train_minutes=18, answer_minutes=40,
+    "tiny-1m", SHORT, Phase("whole", "4-5", 12000, 2, 16, 3e-3, minutes=18),
+    ("0.125", "0.25", "0.5"), valid=100, test=300, a_stage=100, more=1700, sets=15,
+    answer_minutes=40,
 )  # fmt: skip
 QUICK = Sizes(
-    "tiny-1m", 24, 1, ("0.5",), valid=1, test=1, a_stage=1, more=1, sets=1, batch=8,
-    train_minutes=0, answer_minutes=1,
+    "tiny-1m", Phase(FIRST, "1-2", 16, 1, 8, 4e-3, minutes=0),
+    Phase("whole", "4-5", 16, 1, 8, 3e-3, minutes=0), ("0.5",), valid=1, test=1, a_stage=1, more=1,
+    sets=1, answer_minutes=1,
 )  # fmt: skip
 
 
@@ -51,9 +73,9 @@ def stages_of(sizes: Sizes) -> list[Stage]:
     """All stages, in an order in which each finds what it reads."""
     return [
         _data(sizes),
-        *(_train(sizes, name, arm, sizes.epochs * arm.epochs) for name, arm in ARMS.items()),
+        *(_train(sizes, name, arm.epochs) for name, arm in ARMS.items()),
         *(
-            _train(sizes, f"{name}-{share}", ARMS[name], sizes.epochs * float(share))
+            _train(sizes, f"{name}-{share}", float(share))
             for share in sizes.shares
             for name in COMPUTE_ARMS
         ),
@@ -66,28 +88,43 @@ def stages_of(sizes: Sizes) -> list[Stage]:
 
 
 def _data(sizes: Sizes) -> Stage:
+    phases = (sizes.short, sizes.whole)
     command = (
-        "python", "prepare.py", "--num", str(sizes.train), "--shape", sizes.shape,
-        "--seed", str(sizes.seed), "--out", "data",
+        "python", "prepare.py", *(part for phase in phases for part in ("--phase", phase.text)),
+        "--shape", sizes.shape, "--seed", str(sizes.seed), "--out", "data",
     )  # fmt: skip
-    return Stage("data", max(1, sizes.train // 4000), (command,))
+    return Stage("data", max(1, sum(phase.num for phase in phases) // 4000), (command,))
 
 
-def _train(sizes: Sizes, name: str, arm: Arm, epochs: float) -> Stage:
-    command = (
-        "stretto", "train", "sft", "--model", f"data/start-{arm.start}",
-        "--data", f"data/{arm.rows}.jsonl", *arm.options,
-        "--full", "--dtype", "float32", "--schedule", "cosine", "--lr", str(sizes.lr),
-        "--batch", str(sizes.batch), "--epochs", f"{epochs:g}", "--seed", str(sizes.seed),
-        "--pack-tokens", "4096", "--checkpoint-every", "100", "--out", name,
+def _train(sizes: Sizes, run: str, times: float) -> Stage:
+    """A run a phase, the second one from the model of the first, with `times` as many epochs. What
+    is a longer or a shorter training of an arm goes on from the first phase of that arm."""
+    arm, first = ARMS[arm_of(run)], first_of(run)
+    second = _phase(sizes, arm, sizes.whole, f"{first}/model", times, run)
+    minutes = sizes.whole.minutes * arm.costs[1] * times
+    if first != f"{run}/{FIRST}":
+        return Stage(run, max(1, round(minutes)), (second,), ("model", *FILES))
+    begun = _phase(sizes, arm, sizes.short, f"data/start-{arm.start}", 1, first)
+    minutes += sizes.short.minutes * arm.costs[0]
+    kept = (*FILES, "model") if run in COMPUTE_ARMS else FILES  # others go on from it
+    kept = ("model", *FILES, *(f"{FIRST}/{name}" for name in kept))
+    return Stage(run, max(1, round(minutes)), (begun, second), kept)
+
+
+def _phase(sizes: Sizes, arm: Arm, phase: Phase, model: str, times: float, out: str) -> Command:
+    return (
+        "stretto", "train", "sft", "--model", model,
+        "--data", f"data/{phase.name}-{arm.rows}.jsonl", *arm.options,
+        "--full", "--dtype", "float32", "--schedule", "cosine", "--lr", str(phase.lr),
+        "--batch", str(phase.batch), "--epochs", f"{phase.epochs * times:g}",
+        "--seed", str(sizes.seed), "--pack-tokens", "4096", "--checkpoint-every", "100",
+        "--out", out,
     )  # fmt: skip
-    minutes = sizes.train_minutes * arm.cost * epochs / sizes.epochs
-    return Stage(name, max(1, round(minutes)), (command,), FILES)
 
 
 def _answers(sizes: Sizes) -> list[Stage]:
-    """Some problems a stage, in all ways; then more in the chosen ways; then those in all ways
-    again, in the plain ways of arms that learnt less."""
+    """Some problems a stage, in all ways; then more in the ways that claims compare; then those of
+    the first again, in the plain ways of arms that learnt less."""
     stages = []
     for number, first in enumerate(range(0, sizes.test, sizes.a_stage)):
         count = min(sizes.a_stage, sizes.test - first)
