@@ -20,6 +20,7 @@ from stretto import LM
 from stretto.cli import eval_run, main
 from stretto.data.rows import read_rows
 from stretto.errors import StrettoError
+from stretto.eval import runner
 from stretto.eval.answers import Contestant
 from stretto.eval.folder import first_difference, load_run
 from stretto.eval.identity import told_name
@@ -85,6 +86,20 @@ def last_line(capfd: pytest.CaptureFixture[str]) -> str:
 # -- run -------------------------------------------------------------------------------------------
 
 
+def test_prompts_that_share_passes_are_kept_in_order(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = runner.answer_together
+
+    def backwards(*given: Any) -> Iterator[Any]:
+        return reversed(list(together(*given)))
+
+    monkeypatch.setattr(runner, "answer_together", backwards)
+    assert run(tmp_path / "run", prompts, "--pairs", "0") == 0
+    numbers = [row.number for row in read_rows(tmp_path / "run" / "rows.jsonl", EvalRow)]
+    assert numbers == [1, 2, 3, 4, 5]
+
+
 def test_a_run_leaves_a_whole_folder(
     tmp_path: Path, prompts: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +151,7 @@ def test_the_same_command_goes_on_and_another_one_is_refused(
         (["--seed", "1"], "sampling.seed is 0 there and 1 here"),
         (["--limit", "3"], "task.num_prompts is 5 there and 3 here"),
         (["--temperature", "0.5"], "sampling.temperature is 0.0 there and 0.5 here"),
+        (["--repetition-penalty", "2"], "sampling.repetition_penalty is 1.0 there and 2.0 here"),
         (["--model", "pasta"], 'ours.model is "plain" there and "pasta" here'),
     ):
         capfd.readouterr()
@@ -548,6 +564,15 @@ def test_threads_that_say_the_same_are_told_a_run(
     assert found == [[1.0, None, 0.0], [1 + 4 / 5, 3 / 4, 3 / 5]]
     assert main(["eval", "compare", str(a), str(b)]) == 0
     assert "redundant_threads" in capfd.readouterr().out
+
+
+def test_a_repetition_penalty_reaches_both_sides(tmp_path: Path, prompts: Path) -> None:
+    for name, penalty in (("a", "1"), ("b", "1000")):
+        assert run(tmp_path / name, prompts, "--pairs", "0", "--repetition-penalty", penalty) == 0
+    plain, penalised = rows_of(tmp_path / "a"), rows_of(tmp_path / "b")
+    assert any(a.ours.text != b.ours.text for a, b in zip(plain, penalised, strict=True))
+    pairs = zip(plain, penalised, strict=True)
+    assert any(a.baseline.text != b.baseline.text for a, b in pairs if a.baseline and b.baseline)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from stretto.errors import InvalidInput
 from stretto.eval import folder, metrics
 from stretto.eval.folder import load_run, read_verdicts
 from stretto.eval.judges import Comparison, JudgeSettings, Measure, Question, Verdict
+from stretto.eval.compare import compare
 from stretto.eval.judges.base import Judge
 from stretto.eval.rows import EvalRow
 from stretto.eval.summary import figures, judged, summary_of
@@ -84,7 +86,10 @@ def test_settings_from_before_there_was_a_choice_stand_for_it(tmp_path: Path) ->
     assert summary["live_kv"] == {}
     assert summary["throughput"] is None
     assert summary["counts"]["prompts"] == summary["counts"]["answers"] == len(PROMPTS)
-    sampling = {"max_tokens": 8, "temperature": 0.0, "top_p": 1.0, "seed": 0, "samples": 1}
+    sampling = {
+        "max_tokens": 8, "temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, "seed": 0,
+        "samples": 1,
+    }  # fmt: skip
     now = config(sampling=sampling)
     now["place"]["page_size"] = 1
     now["task"] |= {"size": "", "has_votes": False}
@@ -258,6 +263,79 @@ def test_references_leave_nothing_but_numbers(
     assert verdicts is not None
     assert [verdicts.preferences[prompt_id(text)] for text in PROMPTS] == [1.0, 1.0, None]
     assert not any("secret" in file.read_text() for file in out.iterdir())
+
+
+# -- one scale -------------------------------------------------------------------------------------
+
+LIKELIHOOD = "likelihood:a#1;{}"
+
+
+def measured(text: str, value: float, brevity: float = 0.0, **more: Any) -> dict[str, Any]:
+    """A verdict of judge `likelihood`, whose own scale is forgotten."""
+    details = {"a": value, "b": 0.0, "log_length": 0.0, "brevity": brevity}
+    return verdict(text, 0.9, LIKELIHOOD) | {"details": details | more}
+
+
+def rate_of(*preferences: float) -> float:
+    """The win rate of preferences from -1 to 1."""
+    return 50 * (1 + sum(preferences) / len(preferences))
+
+
+def test_runs_that_are_compared_are_on_one_scale(tmp_path: Path) -> None:
+    """Each on its own, both would have tanh(1)."""
+    runs = [
+        load_run(write(tmp_path / name, verdicts={
+            "likelihood": [measured(text, value) for text in PROMPTS]
+        }))
+        for name, value in (("a", 0.1), ("b", 1.0))
+    ]  # fmt: skip
+    both = compare(runs)
+    spread = math.sqrt((0.1**2 + 1) / 2)
+    rates = [rate_of(math.tanh(value / spread)) for value in (0.1, 1.0)]
+    assert [row["win_rate"] for row in both["runs"]] == pytest.approx(rates)
+    (paired,) = (line for line in both["paired"] if line["figure"] == "win_rate")
+    assert paired["value"] == pytest.approx(rates[1] - rates[0])
+    alone = [compare([run])["runs"][0]["win_rate"] for run in runs]
+    assert alone == pytest.approx([rate_of(math.tanh(1))] * 2)
+
+
+def test_what_was_not_measured_keeps_its_preference(tmp_path: Path) -> None:
+    same = verdict("two", 0.5, LIKELIHOOD) | {"details": {"same": True}}
+    lines = [measured("one", 1.0), same, verdict("three", None, LIKELIHOOD)]
+    del lines[2]["preference"]
+    run = load_run(write(tmp_path / "a", verdicts={"likelihood": lines}))
+    assert compare([run])["runs"][0]["win_rate"] == pytest.approx(rate_of(math.tanh(1), 0.0))
+    llm = [measured(text, 1.0) | {"judge": "llm:a;{}"} for text in PROMPTS]
+    other = load_run(write(tmp_path / "b", verdicts={"llm": llm}))
+    (row,) = compare([other])["runs"]
+    assert (row["win_rate"], row["win_rate_no_brevity"]) == (90, None)
+
+
+def test_win_rates_without_brevity_and_by_how_the_baseline_ended(tmp_path: Path) -> None:
+    rows = [row(k, text) for k, text in enumerate(PROMPTS, 1)]
+    rows[2]["baseline"]["finish_reason"] = "length"
+    lines = [measured("one", 1.0, -3.0), measured("two", -1.0, 0.0), measured("three", 1.0, 2.0)]
+    run = load_run(write(tmp_path / "a", rows=rows, verdicts={"likelihood": lines}))
+    (found,) = compare([run])["runs"]
+    one, two, three = math.tanh(-2), math.tanh(-1), math.tanh(3)
+    assert found["win_rate"] == pytest.approx(rate_of(one, two, three))
+    assert found["win_rate_baseline_ended"] == pytest.approx(rate_of(one, two))
+    assert found["win_rate_baseline_cut"] == pytest.approx(rate_of(three))
+    free = rate_of(math.tanh(1), math.tanh(-1), math.tanh(1))
+    assert found["win_rate_no_brevity"] == pytest.approx(free)
+    assert found["wins"] == pytest.approx(100 / 3)
+    assert found["wins_low"] <= found["wins"] <= found["wins_high"]
+
+
+def test_rows_are_put_in_the_order_of_their_prompts(tmp_path: Path) -> None:
+    rows = [row(k, text) for k, text in enumerate(PROMPTS, 1)]
+    out = write(tmp_path / "a", rows=[rows[1], rows[2] | {"sample": 1}, rows[2], rows[0]])
+    before = (out / "rows.jsonl").read_bytes()
+    folder.put_in_order(out)
+    after = (out / "rows.jsonl").read_bytes()
+    found = [(r["number"], r.get("sample", 0)) for r in map(json.loads, after.splitlines())]
+    assert found == [(1, 0), (2, 0), (3, 0), (3, 1)]
+    assert sorted(after.splitlines()) == sorted(before.splitlines())
 
 
 SPEEDS = ("theoretical", "theoretical_ended", "theoretical_baseline_ended", "matched")

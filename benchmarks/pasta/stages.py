@@ -36,7 +36,7 @@ NORMAL = Sizes(2000, 975, 2, 8, 160, 1, ("0", "0.25", "1", "4", "inf"), 2, 100, 
 FULL = Sizes(
     2900, 2000, 2, 10, 600, 1, ("0", "0.25", "1", "2", "4", "8", "inf"), 3, 400, 1500, minutes=4
 )
-QUICK = Sizes(40, 30, 1, 2, 6, 1, ("4",), 1, 3, 8, max_tokens=224, eval_tokens=224, minutes=0.01)
+QUICK = Sizes(40, 30, 1, 4, 8, 1, ("4",), 1, 3, 8, max_tokens=400, eval_tokens=224, minutes=0.01)
 
 
 def stages_of(sizes: Sizes) -> list[Stage]:

@@ -104,6 +104,7 @@ def eval_run(
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
     n: Samples = 1,
     seed: options.Seed = 0,
     no_prompts: data_options.NoPrompts = False,
@@ -123,7 +124,10 @@ def eval_run(
 
     check(threads=threads, until=until, n=n, batch=batch)
     check(low=0, pairs=pairs, seed=seed)
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p,
+        repetition_penalty=repetition_penalty, seed=seed,
+    )  # fmt: skip
     arms = chosen_arms(
         out, arm or (), model=model, method=method, without=without or (), joins=not no_joins
     )
@@ -209,6 +213,7 @@ def _config(job: Job, arm: Arm, baseline: str, source: Source, device: str) -> d
             "max_tokens": job.params.max_tokens,
             "temperature": job.params.temperature,
             "top_p": job.params.top_p,
+            "repetition_penalty": job.params.repetition_penalty,
             "seed": job.params.seed,
             "samples": job.num_samples,
         },
@@ -277,6 +282,8 @@ def _evaluate(
         )  # fmt: skip
         rows = list(stores.values())
         num_done = sum(all(key in store for store in rows for key in own) for own in keys)
+        for arm in arms:
+            folder.put_in_order(arm.out)
     for name in meters.keys() & processes.keys():
         out = next(arm.out for arm in arms if arm.name == name)
         folder.note_environment(out, processes[name], {"throughput": asdict(meters[name])})
@@ -297,6 +304,7 @@ def _show_left(job: Job, num_left: int, as_json: bool) -> None:
 
 
 def _environment(device: str) -> dict[str, Any]:
+    import os
     import shlex
     import sys
     from datetime import UTC, datetime
@@ -306,6 +314,7 @@ def _environment(device: str) -> dict[str, Any]:
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["stretto", *sys.argv[1:]]),
+        "load": round(os.getloadavg()[0], 2),
         "machine": describe_machine(device),
     }
 

@@ -12,7 +12,7 @@ from stretto.errors import InvalidInput
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "task": {"size": "", "has_votes": False},
-    "sampling": {"top_p": 1.0, "samples": 1},
+    "sampling": {"top_p": 1.0, "repetition_penalty": 1.0, "samples": 1},
     "place": {"page_size": 1},
 }
 """What settings from before there was a choice stand for."""
@@ -50,6 +50,7 @@ class _Sampling(_Part):
     max_tokens: int
     temperature: float
     top_p: float
+    repetition_penalty: float
     seed: int = Field(ge=0)
     samples: int = Field(ge=1)
 
