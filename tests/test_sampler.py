@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.dialects.base import Legal
-from stretto.effects import Cut, Evict, Fork, Place
+from stretto.effects import Cut, Evict, Fork, Place, Reveal
 from stretto.errors import InvalidInput
 from stretto.params import SamplingParams
 from stretto.recorder import MAIN, Recorder
@@ -219,7 +219,8 @@ def test_what_a_penalty_is_about_is_the_response_in_view(seed: int) -> None:
     known = {name: SeenIds() for name in recorder.threads}
     for index in range(40):
         thread = recorder.threads[rng.choice(["main", "main.1"])]
-        move = rng.choice(["place", "place", "cut", "evict", "prompt", "look", "look"])
+        moves = ["place", "place", "tentative", "reveal", "cut", "evict", "prompt", "look", "look"]
+        move = rng.choice(moves)
         if move == "cut":
             recorder.apply(thread, Cut())
         elif move == "evict" and thread.sees:
@@ -227,11 +228,16 @@ def test_what_a_penalty_is_about_is_the_response_in_view(seed: int) -> None:
         elif move == "prompt" and not thread.own.tokens:
             recorder.place(thread, Place(100 + index, "prompt"))
         elif move == "place":
-            recorder.place(thread, Place(200 + index))
+            recorder.place(thread, Place(200 + index, markup=rng.random() < 0.3))
+        elif move == "tentative":
+            recorder.place(thread, Place(300 + index, markup=True, tentative=True))
+        elif move == "reveal" and thread.num_tentative:
+            recorder.reveal(thread, Reveal(thread.num_tentative))
         elif move == "look":
             segments = [recorder.segments[h] for h in (*thread.sees, thread.own.handle)]
-            response = [s.tokens for s in segments if s.tokens and s.origins[0] != "prompt"]
-            assert known[thread.name].of(recorder, thread) == {i for t in response for i in t}
+            response = [s for s in segments if s.tokens and s.origins[0] != "prompt"]
+            text = {t for s in response for t, m in zip(s.tokens, s.markup, strict=True) if not m}
+            assert known[thread.name].of(recorder, thread) == text
 
 
 def test_a_choice_takes_no_more_work_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,7 @@ class Recorder:
         self.threads: dict[str, OpenThread] = {}
         self.released: list[int] = []
         self.entries_touched = 0
+        self.num_revealed = 0
         self.num_placed = 0
         self.num_unfed = 0
         own = self._new_segment(MAIN, "prompt")
@@ -200,6 +201,7 @@ class Recorder:
                 markup[i] = False
                 left -= 1
         thread.num_tentative = 0
+        self.num_revealed += move.count
 
     def apply(self, thread: OpenThread, effect: Effect) -> None:
         """Applies an effect other than Wait and Close, which are the scheduler's to honour."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -98,27 +98,32 @@ class Chooser:
 
 
 class SeenIds:
-    """Response ids visible to a thread: what its repetition penalty is about. Brought forward by
-    what the thread has placed, and gathered anew when its view has changed, or in a block with
-    every pass, which writes in what is seen."""
+    """Ids of the response's text visible to a thread: what its repetition penalty is about. That
+    an annotation was written is no reason to write no further one. Brought forward by what the
+    thread has placed, and gathered anew when its view has changed or what was held to be markup is
+    text after all, or in a block with every pass, which writes in what is seen."""
 
     def __init__(self) -> None:
-        self._view: tuple[int, int, int] | None = None
+        self._view: tuple[int, int, int, int] | None = None
         self._ids: set[int] = set()
         self._num_own = 0
 
     def of(self, recorder: Recorder, thread: OpenThread) -> set[int]:
         own = thread.own
-        view = thread.bits, own.handle, own.num_passes
+        view = thread.bits, own.handle, own.num_passes, recorder.num_revealed
         if view != self._view:
             self._view, self._num_own = view, 0
             segments = [recorder.segments[handle] for handle in thread.sees]
-            self._ids = {i for s in segments if _is_response(s) for i in s.tokens}
-        if _is_response(own):
-            self._ids.update(own.tokens[self._num_own :])
-            self._num_own = len(own.tokens)
+            self._ids = {i for s in segments for i in _text(s, 0)}
+        self._ids.update(_text(own, self._num_own))
+        self._num_own = len(own.tokens)
         return self._ids
 
 
-def _is_response(segment: OpenSegment) -> bool:
-    return bool(segment.tokens) and segment.origins[0] != "prompt"
+def _text(segment: OpenSegment, start: int) -> Iterator[int]:
+    """The text of a segment of the response from an index on; of a prompt none."""
+    if segment.origins[:1] == ["prompt"]:
+        return
+    for token, markup in zip(segment.tokens[start:], segment.markup[start:], strict=True):
+        if not markup:
+            yield token
