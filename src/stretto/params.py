@@ -41,11 +41,11 @@ class SamplingParams:
 
     `max_tokens` bounds all tokens that all threads of the request draw, control tokens included.
     `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep everything. `repetition_penalty` is
-    over the text of the response that is visible to the thread, annotations left out. `stop` strings end the request and are cut
-    off; `stop_ids` end the thread that drew them, and are never written in a block.
-    `max_thread_tokens` caps each forked thread on top of its dialect's cap, `max_forks` their
-    number, `max_rounds` the rounds of planning. Fields that the method of a request does not read
-    (`METHOD_FIELDS`) are to be left at their defaults.
+    over the text of the response that is visible to the thread, annotations left out. `stop`
+    strings end the request and are cut off; `stop_ids` end the thread that drew them, and are never
+    written in a block. `max_thread_tokens` caps each forked thread on top of its dialect's cap,
+    `max_forks` their number, `max_rounds` the rounds of planning. Fields that the method of a
+    request does not read (`METHOD_FIELDS`) are to be left at their defaults.
 
     Of blocks, which are written in any order over several passes: `steps_ratio` is the share of
     their length that they take as passes; with a `threshold` a pass instead writes all that is at
