@@ -25,6 +25,8 @@ def pasta(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module of the experiment, which is no package."""
+    monkeypatch.syspath_prepend(PASTA)
+    monkeypatch.delitem(sys.modules, "instruct", raising=False)
     spec = importlib.util.spec_from_file_location(name, PASTA / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -37,7 +39,7 @@ def loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 def options_of(command: tuple[str, ...]) -> dict[str, Any]:
     """The options of a `stretto` command; refused as on the command line."""
     node: Any = typer.main.get_command(cli.app)
-    args = list(command[1:])
+    args = list(command[command.index("stretto") + 1 :])
     while hasattr(node, "commands"):
         node = node.commands[args.pop(0)]
     return dict(node.make_context("stretto", args).params)
@@ -51,24 +53,52 @@ def test_evaluation_stages_measure_what_the_report_compares(
     stages = [s for s in pasta["stages"].stages_of(size) if s.name.startswith(("eval", "report"))]
     commands = [c for stage in stages for c in stage.commands]
     options = [options_of(command) for command in commands]
-    runs = [o for o in options if o.get("arm")]
-    untils = [o.pop("until") for o in runs]
-    assert untils == sorted(set(untils))
-    assert untils[-1] == size.eval_prompts
-    assert all(o == runs[0] for o in runs)  # one run, gone on with
-    arms = [f"eval/{arm.partition('=')[0]}" for arm in runs[0]["arm"]]
-    shown = [o for o in options if "folders" in o]
-    judged = {o["judge"]: [str(path) for path in o["folders"]] for o in shown if "judge_url" in o}
     base = "likelihood:smollm2-135m-instruct"  # not the default of `run`, which is an arm
-    assert judged == {"reference": arms, base: arms}
+    shown = [o for o in options if "folders" in o]
+    arms = {}
+    for name in ("eval", "eval-penalised"):
+        runs = [o for o in options if o.get("arm") and str(o["out"]) == name]
+        untils = [o.pop("until") for o in runs]
+        assert untils == sorted(set(untils))
+        assert untils[-1] == size.eval_prompts
+        assert all(o == runs[0] for o in runs)  # one run, gone on with
+        own = arms[name] = [f"{name}/{arm.partition('=')[0]}" for arm in runs[0]["arm"]]
+        judges = [o["judge"] for o in shown if "judge_url" in o and folders_of(o) == own]
+        assert judges == ["reference", base]
     compared = [o for o in shown if "judge_url" not in o]
-    assert [o["judge"] for o in compared] == [*("likelihood", "reference") * 2, "likelihood", None]
-    folders = [[str(path) for path in o["folders"]] for o in compared]
+    both = ("likelihood", "reference")
+    assert [o["judge"] for o in compared] == [*both * 3, "likelihood", None]
+    plain, penalised = arms.values()
     untimed = [str(o["out"]) for o in options if o.get("pairs") == 0]
-    against = ["eval/apar", *(arm for arm in arms if arm != "eval/apar")]
-    assert folders == [arms, arms, against, against, arms, untimed]
-    made = {s.folder for s in stages}
-    assert {"eval", "report", *untimed} == made
+    against = ["eval/apar", *(arm for arm in plain if arm != "eval/apar")]
+    wanted = [plain, plain, against, against, penalised, penalised, plain, untimed]
+    assert [folders_of(o) for o in compared] == wanted
+    assert {"eval", "eval-penalised", "report", *untimed} == {s.folder for s in stages}
+
+
+def folders_of(options: dict[str, Any]) -> list[str]:
+    return [str(path) for path in options["folders"]]
+
+
+@pytest.mark.parametrize("sizes", ["NORMAL", "FULL", "QUICK"])
+def test_a_penalty_is_chosen_by_the_baseline_alone_and_then_handed_on(
+    sizes: str, pasta: dict[str, Any]
+) -> None:
+    stages = {s.name: s for s in pasta["stages"].stages_of(getattr(pasta["stages"], sizes))}
+    *runs, choose = stages["penalty"].commands
+    options = [options_of(run) for run in runs]
+    penalties = [o.pop("repetition_penalty") for o in options]
+    assert penalties == sorted(set(penalties))
+    outs = [str(o.pop("out")) for o in options]
+    assert all(o == options[0] for o in options)
+    assert (options[0]["model"], options[0]["baseline"]) == ("sft-baseline/model", "none")
+    assert choose == ("python", "penalty.py", "choose", *outs, "--out", "penalty/chosen.json")
+    asked = {str(p) for p in options[0]["prompts"]}
+    for name, stage in stages.items():
+        if name.startswith("eval-penalised-to"):
+            (command,) = stage.commands
+            assert command[:4] == ("python", "penalty.py", "with", choose[-1])
+            assert not asked & {str(p) for p in options_of(command)["prompts"]}
 
 
 @pytest.mark.parametrize("name", ["validation", "scores"])

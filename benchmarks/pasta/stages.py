@@ -27,6 +27,7 @@ class Sizes:
     rounds: int
     eval_prompts: int
     multipart: int
+    penalties: tuple[str, ...] = ("1", "1.05", "1.1", "1.15", "1.2", "1.3")
     max_tokens: int = 320
     eval_tokens: int = 640
     minutes: float = 1.0
@@ -56,6 +57,8 @@ def stages_of(sizes: Sizes) -> list[Stage]:
         *_multipart(sizes),
         *_evaluation_multipart(sizes),
         *_evaluation(sizes),
+        _penalties(sizes),
+        *_evaluation_penalised(sizes),
         _report(sizes),
     ]
 
@@ -304,6 +307,8 @@ COMPARED = ("compared", "compared-reference")
 TEST = ("--prompts", "data/eval/alpaca_eval_400.jsonl")
 REFERENCES = (TEST[1], "data/eval/alpaca_eval_400_gpt4_1106_preview.jsonl")
 PROMPTS_A_STAGE = 34
+BASELINE = "sft-baseline/model"
+CHOSEN_PENALTY = "penalty/chosen.json"
 DECODE_S = 5
 """About what a timed decode takes."""
 
@@ -311,15 +316,20 @@ DECODE_S = 5
 def _evaluation(sizes: Sizes) -> list[Stage]:
     """All arms in one run, so that all are timed against the same decodes of the baseline; a few
     prompts a stage. Then a judge."""
+    return _timed("eval", sizes)
+
+
+def _timed(name: str, sizes: Sizes, *before: str) -> list[Stage]:
+    """`before`: the beginning of the command that evaluates, where it is not itself."""
     arms = evaluated(sizes)
     run = (
-        "stretto", "eval", "run", "--task", "instruct", *TEST, "--no-prompts",
+        *before, "stretto", "eval", "run", "--task", "instruct", *TEST, "--no-prompts",
         "--limit", str(sizes.eval_prompts), "--max-tokens", str(sizes.eval_tokens),
-        "--baseline", "sft-baseline/model",
-        *(part for name, model in arms.items() for part in ("--arm", f"{name}={model}")),
-        "--out", "eval",
+        "--baseline", BASELINE,
+        *(part for arm, model in arms.items() for part in ("--arm", f"{arm}={model}")),
+        "--out", name,
     )  # fmt: skip
-    folders = tuple(f"eval/{name}" for name in arms)
+    folders = tuple(f"{name}/{arm}" for arm in arms)
     judge = _judge(folders, TEST, *REFERENCES)
     rows, verdicts = _of_each(arms, *EVAL_FILES), _of_each(arms, *JUDGED_FILES)
     stages, done = [], 0
@@ -327,10 +337,36 @@ def _evaluation(sizes: Sizes) -> list[Stage]:
         until = min(done + PROMPTS_A_STAGE, sizes.eval_prompts)
         minutes = round((until - done) * (1 + len(arms)) * DECODE_S / 60)
         command = (*run, "--until", str(until))
-        stages.append(Stage(f"eval-to-{until}", max(1, minutes), (command,), rows, "eval"))
+        stages.append(Stage(f"{name}-to-{until}", max(1, minutes), (command,), rows, name))
         done = until
-    stages.append(Stage("eval-judge", _minutes(sizes, 2 * len(arms)), judge, verdicts, "eval"))
+    stages.append(Stage(f"{name}-judge", _minutes(sizes, 2 * len(arms)), judge, verdicts, name))
     return stages
+
+
+def _penalties(sizes: Sizes) -> Stage:
+    """A repetition penalty under which the baseline's answers end: chosen on the prompts of
+    Vicuna, by the baseline alone."""
+    runs = tuple(
+        (
+            "stretto", "eval", "run", "--task", "instruct", "--prompts", VICUNA, "--no-prompts",
+            "--pairs", "0", "--limit", str(min(80, sizes.eval_prompts)),
+            "--max-tokens", str(sizes.eval_tokens), "--repetition-penalty", penalty,
+            "--baseline", "none", "--model", BASELINE, "--method", "sequential",
+            "--out", f"penalty/{penalty}",
+        )
+        for penalty in sizes.penalties
+    )  # fmt: skip
+    folders = tuple(f"penalty/{penalty}" for penalty in sizes.penalties)
+    choose = ("python", "penalty.py", "choose", *folders, "--out", CHOSEN_PENALTY)
+    rows = _of_each(sizes.penalties, "config.json", "environment.json", "rows.jsonl")
+    minutes = _minutes(sizes, 3 * len(sizes.penalties))
+    return Stage("penalty", minutes, (*runs, choose), (*rows, "chosen.json"))
+
+
+def _evaluation_penalised(sizes: Sizes) -> list[Stage]:
+    """The same with the penalty for all sides, so that hardly an answer runs in a loop to its last
+    token."""
+    return _timed("eval-penalised", sizes, "python", "penalty.py", "with", CHOSEN_PENALTY)
 
 
 def _of_each(arms: Iterable[str], *files: str) -> Command:
@@ -360,15 +396,17 @@ def _evaluation_multipart(sizes: Sizes) -> list[Stage]:
 
 def _report(sizes: Sizes) -> Stage:
     runs = tuple(f"eval/{name}" for name in evaluated(sizes))
+    penalised = tuple(f"eval-penalised/{name}" for name in evaluated(sizes))
     parts = tuple(f"eval-multipart-{name}" for name in MULTIPART)
     against = ("eval/apar", *(run for run in runs if run != "eval/apar"))
     commands = (
         *_compare(runs, "report/instruct"),
         *_compare(against, "report/against-apar"),
+        *_compare(penalised, "report/penalised"),
         ("stretto", "eval", "plot", *runs, "--judge", "likelihood", "--out", "report/plots"),
         ("stretto", "eval", "compare", *parts, "--out", "report/multipart"),
     )
-    names = ("instruct", "against-apar")
+    names = ("instruct", "against-apar", "penalised")
     kept = (*names, *(f"{name}-reference" for name in names), "plots", "multipart")
     return Stage("report", 1, commands, kept)
 
