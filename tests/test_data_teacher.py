@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from stretto.cli import main
 from stretto.data.annotate import annotate_into
 from stretto.data.annotators import Annotation, Exhausted, Postponed, Refusal, Unanswered
 from stretto.data.asker import RawReply
-from stretto.data.client import Client, Endpoint
+from stretto.data.client import Client, Endpoint, most_tokens
 from stretto.data.items import Item
 from stretto.data.markup import chunks_of, stripped
 from stretto.data.rows import Annotated, Reject, read_rows
@@ -234,7 +235,8 @@ def test_trouble_that_passes_is_waited_out(tmp_path, trouble):
         assert isinstance(teacher.annotate("How?", LIST), Annotation)
         assert len(server.requests) == 3
         assert teacher.ledger()["retries"] == 2
-    assert len(read_rows(tmp_path / "raw.jsonl", RawReply)) == 1
+    kept = read_rows(tmp_path / "raw.jsonl", RawReply)
+    assert [row.text != "" for row in kept if row.lost is None] == [True]
 
 
 def test_a_reply_that_was_all_thoughts_is_paid_once(tmp_path):
@@ -277,6 +279,58 @@ def test_a_timeout_is_no_verdict_and_the_row_is_done_later(tmp_path):
     with teaching(good, raw) as (teacher, server):
         assert isinstance(teacher.annotate("How?", LIST), Annotation)
         assert len(server.requests) == 1
+
+
+@contextmanager
+def trickling(beginning: bytes) -> Iterator[tuple[str, list[str]]]:
+    """An endpoint that sends this and then byte after byte, for eight seconds if it is let. Its
+    address, and how each of its replies ended."""
+    ends: list[str] = []
+    closed = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        try:
+            connection.recv(1 << 20)
+            connection.sendall(beginning)
+            for _ in range(400):
+                if closed.wait(0.02):
+                    return
+                connection.sendall(b"x")
+            ends.append("all was sent")
+        except OSError:
+            ends.append("who asked has gone")
+
+    def serve() -> None:
+        while not closed.is_set():
+            with suppress(TimeoutError):
+                connection, _ = listening.accept()
+                with connection:
+                    answer(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(0.05)
+        serving = threading.Thread(target=serve)
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1", ends
+        finally:
+            closed.set()
+            serving.join()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n"
+
+
+@pytest.mark.parametrize("beginning", [HEAD + b"X-Long: ", HEAD + b"\r\n{"], ids=["head", "body"])
+def test_a_reply_that_trickles_in_is_given_up_when_its_time_is_over(tmp_path, beginning):
+    with trickling(beginning) as (url, ends):
+        endpoint = Endpoint("teacher-1", url, timeout_s=0.3, max_attempts=2)
+        client = Client(endpoint, sleep=lambda _: None)
+        with pytest.raises(Unanswered, match="2 attempts"):
+            client.ask([{"role": "user", "content": "?"}])
+        client.close()
+        client.close()  # does nothing
+        assert "all was sent" not in ends
 
 
 def test_a_server_that_answers_half_the_rows_loses_none(tmp_path):
@@ -344,8 +398,6 @@ def test_the_cap_stops_cleanly_and_counts_what_earlier_runs_spent(tmp_path):
     own = items(8)
     with teaching(good, raw, concurrency=1) as (teacher, _):
         messages = first_messages(own[0].prompt, own[0].response)
-    from stretto.data.client import most_tokens
-
     options = PRICES | {"max_tokens": 200, "concurrency": 4}
     worst = (most_tokens(messages) * 1000 + 200 * 10_000) / 1e6
     with teaching(good, raw, max_cost=worst + 4.5, **options) as (teacher, server):
@@ -388,6 +440,42 @@ def test_replies_without_text_that_are_asked_for_again_keep_to_the_cap(tmp_path)
             teacher.annotate("How?", LIST)
         assert 1 < len(server.requests) < 10
         assert teacher.ledger()["total_cost"] == pytest.approx(2.0 * len(server.requests))
+
+
+@pytest.mark.parametrize("trouble", ["no text", "choices that are a number"])
+def test_what_replies_without_text_cost_is_not_forgotten(tmp_path, trouble):
+    """A later run counts it, for its ledger and for the cap."""
+    raw = tmp_path / "raw.jsonl"
+    options = PRICES | {"max_tokens": 200, "max_attempts": 2}
+    for number in (1, 2):
+        with teaching(TROUBLE[trouble], raw, **options) as (teacher, server):
+            with pytest.raises(Unanswered, match="2 attempts"):
+                teacher.annotate("How?", LIST)
+            assert len(server.requests) == 2
+            book = teacher.ledger()
+        assert (book["cost"], book["total_cost"]) == pytest.approx((4.0, 4.0 * number))
+        assert book["lost"] == 2
+    assert [row.lost for row in read_rows(raw, RawReply)] == [1, 2, 3, 4]
+    worst = (most_tokens(first_messages("How?", LIST)) * 1000 + 200 * 10_000) / 1e6
+    with teaching(good, raw, max_cost=worst + 7.9, **options) as (teacher, server):
+        with pytest.raises(Exhausted, match=r"\$8.0000 are spent"):
+            teacher.annotate("How?", LIST)
+        assert server.requests == []
+    with teaching(good, raw, max_cost=worst + 8.1, **options) as (teacher, server):
+        assert isinstance(teacher.annotate("How?", LIST), Annotation)
+        assert teacher.ledger()["total_cost"] == pytest.approx(10.0)
+
+
+def test_a_reply_with_neither_text_nor_counts_is_booked_with_bounds(tmp_path):
+    bare = {k: v for k, v in completion(None).items() if k != "usage"}
+    options = PRICES | {"max_tokens": 200, "max_attempts": 1}
+    with (
+        teaching(lambda *_: (200, bare, {}), tmp_path / "raw.jsonl", **options) as (teacher, _),
+        pytest.raises(Unanswered),
+    ):
+        teacher.annotate("How?", LIST)
+    (kept,) = read_rows(tmp_path / "raw.jsonl", RawReply)
+    assert (kept.lost, kept.text, kept.tokens_in > 1000, kept.cost > 1) == (1, "", True, True)
 
 
 NO_COUNTS = ["x", {"prompt_tokens": "many"}, {"prompt_tokens": -5, "completion_tokens": -7}, [1]]

@@ -339,6 +339,22 @@ def test_replies_without_text_are_paid_for_and_do_not_pass_the_cap() -> None:
         assert len(server.requests) == 3
 
 
+def test_what_replies_without_text_cost_counts_for_the_next_run(tmp_path: Path) -> None:
+    prices = {"price_in": 1000.0, "price_out": 1000.0, "max_cost": 3.0, "max_tokens": 1000}
+    replies = tmp_path / "replies.jsonl"
+    silent = (200, completion(None), {})  # 11 cents
+    alike = [Comparison("p", "good", "bad")]
+    with judging(lambda *_: silent, replies, max_attempts=2, **prices) as (judge, server, _):
+        assert judge.compare(alike) == [None]
+        assert len(server.requests) == 4  # both orders twice
+    with judging(prefers("good", 1.0), replies, max_attempts=2, **prices) as (judge, server, _):
+        assert judge.client.ledger.cost == pytest.approx(0.44)
+        (found,) = judge.compare(alike)
+        assert found is not None
+        assert (found.winner, len(server.requests)) == ("a", 2)
+        assert judge.client.ledger.cost == pytest.approx(0.66)
+
+
 def test_the_ledger_counts_tokens_and_money() -> None:
     with judging(prefers("good", 1.0), price_in=2.0, price_out=8.0) as (judge, *_):
         list(judge.measure([QUESTION]))

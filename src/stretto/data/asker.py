@@ -8,14 +8,16 @@ file.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from stretto.data.annotators import Unanswered
-from stretto.data.client import Client, Endpoint, Refused
+from stretto.data.client import Client, Endpoint, Refused, Reply
 from stretto.data.rows import Row
 from stretto.data.store import Store
 
@@ -23,7 +25,8 @@ from stretto.data.store import Store
 class RawReply(Row):
     """A reply as it came. `asked`: the hash of the whole question, model and settings included.
 
-    `round`: 0 the first, 1 the repair. `cost` in the currency of the prices.
+    `round`: 0 the first, 1 the repair. `cost` in the currency of the prices. `lost`: None but for a
+    reply without text, which answers nothing and is kept for what it cost: its number among those.
     """
 
     kind: ClassVar[str] = "raw reply"
@@ -36,10 +39,11 @@ class RawReply(Row):
     tokens_in: int
     tokens_out: int
     cost: float
+    lost: int | None = None
 
     @property
     def key(self) -> str:
-        return self.asked
+        return self.asked if self.lost is None else f"{self.asked}/{self.lost}"
 
 
 class Asker:
@@ -108,27 +112,29 @@ class Asker:
     ) -> RawReply:
         if self._stopped.is_set():
             raise Unanswered("stopped before it was asked")
+        keep = partial(self._keep, key=key, name=name, number=number)
         wire = self._wire()
         try:
-            reply = self._client.ask(messages, **wire)
+            reply = self._client.ask(messages, on_lost=keep, **wire)
         except Refused as error:
             self._adapt(str(error))
             if self._wire() == wire:
                 raise Unanswered(str(error)) from None
-            reply = self._client.ask(messages, **self._wire())
-        row = RawReply(
-            asked=key,
-            prompt_id=name,
-            round=number,
-            text=reply.text,
-            finish_reason=reply.finish_reason,
-            model=reply.model,
-            tokens_in=reply.tokens_in,
-            tokens_out=reply.tokens_out,
-            cost=reply.cost,
-        )
+            reply = self._client.ask(messages, on_lost=keep, **self._wire())
+        return keep(reply)
+
+    def _keep(self, reply: Reply, *, key: str, name: str, number: int) -> RawReply:
+        """Puts a reply into the file, unless its question has one there."""
         with self._lock:
-            if key not in self._raw:
+            lost = None
+            if reply.is_lost:
+                lost = next(n for n in itertools.count(1) if f"{key}/{n}" not in self._raw)
+            row = RawReply(
+                asked=key, prompt_id=name, round=number, text=reply.text, lost=lost,
+                finish_reason=reply.finish_reason, model=reply.model,
+                tokens_in=reply.tokens_in, tokens_out=reply.tokens_out, cost=reply.cost,
+            )  # fmt: skip
+            if row.key not in self._raw:
                 self._raw.add(row)
         return row
 

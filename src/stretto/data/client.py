@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stretto.data.annotators import Exhausted, Unanswered
+from stretto.data.deadline import Deadline
 from stretto.data.wire import count_in, first_line, is_text, retry_after
 from stretto.errors import InvalidInput
 
@@ -44,8 +45,9 @@ class Refused(InvalidInput):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where and how to ask. `url`: up to its /v1, None for OpenAI's own. Prices are in dollars for
-    a million tokens; `max_cost` needs them. Raises `InvalidInput` for values that do not fit."""
+    """Where and how to ask. `url`: up to its /v1, None for OpenAI's own. `timeout_s`: of a try, to
+    the last byte of the reply. Prices are in dollars for a million tokens; `max_cost` needs them.
+    Raises `InvalidInput` for values that do not fit."""
 
     model: str
     url: str | None = None
@@ -91,7 +93,8 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Reply:
-    """What an endpoint said, and what it counted. `finish_reason` and `model` are its own words."""
+    """What an endpoint said, and what it counted. `finish_reason` and `model` are its own words.
+    `is_lost`: it holds no text, so it is asked for again, and is paid for all the same."""
 
     text: str
     tokens_in: int
@@ -99,24 +102,28 @@ class Reply:
     cost: float
     finish_reason: str | None = None
     model: str | None = None
+    is_lost: bool = False
 
 
 @dataclass
 class Ledger:
     """What was asked and paid in this run, and before it if that was added. `estimated` replies
-    came without counts, and are booked with bounds on them."""
+    came without counts, and are booked with bounds on them; `lost` ones without text."""
 
     requests: int = 0
     retries: int = 0
     failures: int = 0
     estimated: int = 0
+    lost: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     cost: float = 0.0
     _reserved: float = field(default=0.0, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        names = ("requests", "retries", "failures", "estimated", "tokens_in", "tokens_out")
+        names = (
+            "requests", "retries", "failures", "estimated", "lost", "tokens_in", "tokens_out",
+        )  # fmt: skip
         return {name: getattr(self, name) for name in names} | {"cost": round(self.cost, 6)}
 
 
@@ -137,15 +144,23 @@ class Client:
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
         self._key = _key_in(endpoint)
-        self._openai = openai.OpenAI(
+        self._openai = openai.AsyncOpenAI(
             api_key=self._key or "none",
             base_url=endpoint.url,
             timeout=endpoint.timeout_s,
             max_retries=0,
         )
+        self._deadline = Deadline(endpoint.timeout_s)
 
-    def ask(self, messages: Sequence[Message], **params: Any) -> Reply:
-        """One reply. `params` are the wire's own, such as `temperature`.
+    def ask(
+        self,
+        messages: Sequence[Message],
+        *,
+        on_lost: Callable[[Reply], object] | None = None,
+        **params: Any,
+    ) -> Reply:
+        """One reply. `params` are the wire's own, such as `temperature`. `on_lost` is given each
+        reply without text as it comes, to be kept for the sake of what it cost.
 
         What may pass (no connection, a timeout, 408, 409, 425, 429, 5xx) is tried again up to
         `max_attempts` times, after the endpoint's Retry-After or 1, 2, 4, ... seconds; then
@@ -157,15 +172,16 @@ class Client:
             raise Refused("a lone surrogate is in what was to be asked, and no request can hold it")
         for attempt in range(self.endpoint.max_attempts):
             with self._reserved(messages):  # anew each time: what was no reply may have cost too
-                wait_s = self._try_once(messages, params)
-            if isinstance(wait_s, Reply):
-                return wait_s
+                said = self._try_once(messages, params)
+                if isinstance(said, Reply) and said.is_lost and on_lost is not None:
+                    on_lost(said)
+            if isinstance(said, Reply) and not said.is_lost:
+                return said
             if attempt + 1 < self.endpoint.max_attempts:
                 with self._lock:
                     self.ledger.retries += 1
-                self._sleep(
-                    min(FIRST_WAIT_S * 2**attempt, MAX_WAIT_S) if wait_s is None else wait_s
-                )
+                usual_s = min(FIRST_WAIT_S * 2**attempt, MAX_WAIT_S)
+                self._sleep(said if isinstance(said, float) else usual_s)
         with self._lock:
             self.ledger.failures += 1
         raise Unanswered(
@@ -174,22 +190,25 @@ class Client:
         )
 
     def close(self) -> None:
-        self._openai.close()
+        self._deadline.close(self._openai.close())
 
     def _try_once(
         self, messages: Sequence[Message], params: dict[str, Any]
     ) -> Reply | float | None:
-        """A reply; or how long to wait before the next try, None where nothing says."""
+        """A reply, maybe a lost one; or how long to wait before the next try, None where nothing
+        says."""
         import openai
 
         limit = {"max_tokens": self.endpoint.max_tokens}
         if "max_completion_tokens" in params:
             limit = {}
         try:
-            answer = self._openai.chat.completions.create(
-                model=self.endpoint.model,
-                messages=[dict(m) for m in messages],  # type: ignore[misc]
-                **limit | params,
+            answer = self._deadline.run(
+                self._openai.chat.completions.create(
+                    model=self.endpoint.model,
+                    messages=[dict(m) for m in messages],  # type: ignore[misc]
+                    **limit | params,
+                )
             )
         except openai.APIStatusError as error:
             if error.status_code not in RETRIED and error.status_code < 500:
@@ -200,13 +219,15 @@ class Client:
                 ) from None
             return retry_after(error.response.headers.get("retry-after"))
         except (
-            openai.APIConnectionError, openai.APIResponseValidationError, ValueError, RecursionError
+            openai.APIConnectionError, openai.APIResponseValidationError, ValueError,
+            RecursionError, TimeoutError,
         ):  # fmt: skip
             return None
         return self._booked(answer, most_tokens(messages))
 
     def _booked(self, answer: Any, most_in: int) -> Reply | None:
-        """The reply in a response, its tokens in the ledger; None for a response without one."""
+        """The reply in a response, its tokens in the ledger; None for a response that neither holds
+        one nor counts any tokens."""
         choices = getattr(answer, "choices", None)
         choice: Any = choices[0] if isinstance(choices, list) and choices else None
         reason = self._word(getattr(choice, "finish_reason", None))
@@ -216,20 +237,24 @@ class Client:
         usage = getattr(answer, "usage", None)
         tokens_in = count_in(usage, "prompt_tokens")
         tokens_out = count_in(usage, "completion_tokens")
-        is_estimated = not tokens_in and isinstance(text, str)
+        is_lost = not isinstance(text, str)
+        text = "" if is_lost else self._scrubbed(text)
+        is_estimated = not tokens_in and choice is not None
         if is_estimated:
-            tokens_in, tokens_out = most_in, most_tokens([{"content": str(text)}])
+            tokens_in, tokens_out = most_in, most_tokens([{"content": text}])
         cost = self.endpoint.cost(tokens_in, tokens_out)
+        is_paid = tokens_in + tokens_out > 0
         with self._lock:
             self.ledger.requests += 1
             self.ledger.estimated += is_estimated
+            self.ledger.lost += is_lost and is_paid
             self.ledger.tokens_in += tokens_in
             self.ledger.tokens_out += tokens_out
             self.ledger.cost += cost
-        if not isinstance(text, str):
+        if is_lost and not is_paid:
             return None
         model = self._word(getattr(answer, "model", None))
-        return Reply(self._scrubbed(text), tokens_in, tokens_out, cost, reason, model)
+        return Reply(text, tokens_in, tokens_out, cost, reason, model, is_lost)
 
     def _word(self, value: Any) -> str | None:
         return self._scrubbed(value) if isinstance(value, str) else None

@@ -8,6 +8,7 @@ Quality is the confidence of the wins over that of the losses.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import threading
 from collections import deque
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stretto.data.annotators import Unanswered
-from stretto.data.client import Client, Endpoint, Refused
+from stretto.data.client import Client, Endpoint, Refused, Reply
 from stretto.data.rows import Row
 from stretto.data.store import Store
 from stretto.errors import InvalidInput
@@ -41,7 +42,8 @@ MAX_REPLY_TOKENS = 1024
 
 
 class JudgeReply(Row):
-    """A reply as it came. `id`: a hash of the judge and the two answers in their order."""
+    """A reply as it came. `id`: a hash of the judge and the two answers in their order. `lost`:
+    None but for a reply without text, kept for what it cost: its number among those."""
 
     kind: ClassVar[str] = "judge-reply"
     id: str
@@ -50,10 +52,11 @@ class JudgeReply(Row):
     tokens_in: int
     tokens_out: int
     cost: float
+    lost: int | None = None
 
     @property
     def key(self) -> str:
-        return f"{self.id}/{self.attempt}"
+        return reply_key(self.id, self.attempt, self.lost)
 
 
 class LLMJudge:
@@ -74,7 +77,7 @@ class LLMJudge:
         self._concurrency = concurrency
         self._store = None if replies is None else Store(replies, JudgeReply)
         rows = {} if self._store is None else self._store.rows
-        self._texts = {key: row.text for key, row in rows.items()}
+        self._texts = {key: row.text for key, row in rows.items() if row.lost is None}
         client.ledger.cost += sum(row.cost for row in rows.values())
         self._turns: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -211,22 +214,39 @@ class LLMJudge:
 
         The same comparison asked twice at once is paid for once.
         """
-        key = f"{name}/{attempt}"
+        key = reply_key(name, attempt)
         with self._lock:
             turn = self._turns.setdefault(key, threading.Lock())
         with turn:
             if key in self._texts:
                 return self._texts[key]
-            got = self.client.ask(messages, temperature=0)
-            if self._store is not None:
-                row = JudgeReply(
-                    id=name, attempt=attempt, text=got.text, tokens_in=got.tokens_in,
-                    tokens_out=got.tokens_out, cost=got.cost,
-                )  # fmt: skip
-                with self._lock:
-                    self._store.add(row)
+            got = self.client.ask(
+                messages, on_lost=lambda reply: self._keep(reply, name, attempt), temperature=0
+            )
+            self._keep(got, name, attempt)
             self._texts[key] = got.text
             return got.text
+
+    def _keep(self, reply: Reply, name: str, attempt: int) -> None:
+        """Puts a reply into the file, if there is one."""
+        if self._store is None:
+            return
+        with self._lock:
+            lost = None
+            if reply.is_lost:
+                keys = ((n, reply_key(name, attempt, n)) for n in itertools.count(1))
+                lost = next(n for n, key in keys if key not in self._store)
+            self._store.add(
+                JudgeReply(
+                    id=name, attempt=attempt, text=reply.text, tokens_in=reply.tokens_in,
+                    tokens_out=reply.tokens_out, cost=reply.cost, lost=lost,
+                )
+            )  # fmt: skip
+
+
+def reply_key(name: str, attempt: int, lost: int | None = None) -> str:
+    """What the reply to a comparison is kept under; its `lost` ones are numbered."""
+    return f"{name}/{attempt}" if lost is None else f"{name}/{attempt}/{lost}"
 
 
 def reply_id(identity: str, messages: Sequence[Mapping[str, str]]) -> str:
