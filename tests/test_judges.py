@@ -36,6 +36,7 @@ from stretto.eval.judges.likelihood import (
     repeated,
     weights_fingerprint,
 )
+from stretto.eval.judges.scale import Gap, Scale
 from stretto.eval.judges.standard import Point, length_slope, standardised
 from stretto.models.embedded import EMBEDDED_MODEL
 
@@ -327,6 +328,44 @@ def test_compare_turns_with_its_sides() -> None:
         assert mirrored is not None
         assert verdict.preference == pytest.approx(-mirrored.preference)
         assert 0 < verdict.confidence <= 1
+
+
+def test_verdicts_of_two_runs_come_to_one_scale() -> None:
+    """What the verdicts hold is enough to say what judging all at once would have said."""
+    judge = LikelihoodJudge(lm())
+    texts = [("some words", "other words here"), ("x y z", "q"), ("hello there", "good day to you"),
+             ("a few of them", "none"), ("sand and sea", "winter")]  # fmt: skip
+    asked = [Comparison("p", a, b) for a, b in texts]
+    whole = judge.compare(asked)
+    parts = [*judge.compare(asked[:2]), *judge.compare(asked[2:])]
+    gaps = [gap for v in parts if v is not None and (gap := Gap.of(v.details)) is not None]
+    scale = Scale.of(gaps)
+    told = [verdict.preference for verdict in whole if verdict is not None]
+    assert [scale.preference(gap) for gap in gaps] == pytest.approx(told)
+    assert [v.preference for v in parts if v is not None] != pytest.approx(told)
+    older = [{k: x for k, x in v.details.items() if k != "log_length"} for v in parts if v]
+    found = [Gap.of(details) for details in older]
+    assert [gap.log_length for gap in found if gap] == pytest.approx([g.log_length for g in gaps])
+
+
+def test_what_was_not_measured_has_no_gap() -> None:
+    known = {"a": -1.0, "b": -2.0, "log_length": 0.5, "brevity": 0.0}
+    assert Gap.of(known) == Gap(1.0, 0.5, 0.0)
+    flat = {"a": -1.0, "b": -2.0, "gap": 1.0, "length_slope": 0.0, "brevity": 0.0}
+    odd = [{"same": True}, {"empty": [True, False]}, {}, flat, known | {"b": float("nan")}]
+    odd += [known | {"a": value} for value in (None, True, "0")]
+    assert [Gap.of(details) for details in odd] == [None] * len(odd)
+
+
+def test_a_scale_takes_length_and_spread_out() -> None:
+    flat = Scale.of([Gap(3.0, 0.0, 0.0), Gap(-4.0, 0.0, 0.0)])
+    assert (flat.slope, flat.spread) == (0.0, pytest.approx(math.sqrt(12.5)))
+    assert flat.preference(Gap(3.0, 0.0, 1.0)) == pytest.approx(math.tanh(3 / flat.spread + 1))
+    free = flat.preference(Gap(3.0, 0.0, 1.0), is_charged=False)
+    assert free == pytest.approx(math.tanh(3 / flat.spread))
+    long = Scale.of([Gap(2.0 * x, x, 0.0) for x in (10.0, -20.0, 30.0)])
+    assert long.slope == pytest.approx(2.0, rel=0.01)
+    assert Scale.of([]).preference(Gap(1.0, 0.0, 0.0)) == 0.0
 
 
 def test_of_answers_as_long_the_likelier_is_better() -> None:

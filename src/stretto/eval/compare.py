@@ -14,6 +14,8 @@ from stretto.eval.lcwr import difficulties
 from stretto.eval.live import DEFINITIONS as LIVE_DEFINITIONS
 from stretto.eval.live import live_means
 from stretto.eval.metrics import means_of, percent, shares_of, values_of
+from stretto.eval.scaled import DEFINITIONS as SCALED_DEFINITIONS
+from stretto.eval.scaled import on_one_scale, rates
 from stretto.eval.statistics import Estimate, paired_difference, paired_ratio
 from stretto.eval.summary import (
     QUALITIES,
@@ -31,7 +33,7 @@ COMPARED_RATIOS = ("realized", "theoretical", "parallelism")
 ENDED_RATIOS = (
     "realized_ended", "theoretical_ended", "realized_baseline_ended", "theoretical_baseline_ended",
 )  # fmt: skip
-ALL_RATIOS = (*COMPARED_RATIOS, "matched", *ENDED_RATIOS)
+ALL_RATIOS = (*COMPARED_RATIOS, "end_to_end", "efficiency", "matched", *ENDED_RATIOS)
 SHOWN = ("threads", "two_at_once", "well_formed", "redundant", "redundant_threads")
 """What threads did, in the table for people."""
 SHOWN_LIVE = ("live_generated", "live_share")
@@ -49,6 +51,7 @@ DEFINITIONS = {
     "redundant_threads": "mean redundant threads of an answer, over prompts with an answer",
     "ratio": "of a speed, or of live_generated: geometric mean over prompts of this run by the "
     "first one, likewise",
+    **SCALED_DEFINITIONS,
     **LIVE_DEFINITIONS,
 }
 SAME = ("task", "sampling", "baseline", "place")
@@ -99,14 +102,20 @@ def judge_of(run: Run) -> str | None:
 
 def compare(runs: Sequence[Run], seed: int = 0) -> dict[str, Any]:
     """`runs`: a flat row for each. `paired`: of each run but the first and each figure that both
-    have, the paired difference or ratio to the first. Raises as `check_comparable`."""
+    have, the paired difference or ratio to the first. Preferences of judge `likelihood` are put on
+    one scale. Raises as `check_comparable`."""
     check_comparable(runs)
+    uncharged, runs = on_one_scale(runs, is_charged=False), on_one_scale(runs)
     answers = {run.name: figures(run) for run in runs}
     tables = {run.name: prompt_figures(run, answers[run.name]) for run in runs}
     difficulty = None
     if all(run.verdicts is not None for run in runs):
         difficulty = difficulties([judged(table) for table in tables.values()])
-    rows = [_row(run, answers[run.name], tables[run.name], difficulty, seed) for run in runs]
+    rows = [
+        _row(run, answers[run.name], tables[run.name], difficulty, seed)
+        | _all_named(rates(run, other, tables[run.name], seed))
+        for run, other in zip(runs, uncharged, strict=True)
+    ]
     first = tables[runs[0].name]
     paired = [
         {"run": run.name, "to": runs[0].name} | line
@@ -164,14 +173,12 @@ def _row(
         "answers": len(answers),
         "failures": sum(f["error"] is not None for f in answers),
     }
-    for name, estimate in qualities(run, table, difficulty).items():
-        row |= _named(name, estimate)
+    row |= _all_named(qualities(run, table, difficulty))
     for name in ALL_RATIOS:
         mean = means[name]
         row |= _named(name, Estimate(mean["geometric_mean"], mean["low"], mean["high"]))
         row |= {f"{name}_arithmetic": mean["arithmetic_mean"], f"{name}_left_out": mean["left_out"]}
-    for name, estimate in live_means(table, seed).items():
-        row |= _named(name, estimate)
+    row |= _all_named(live_means(table, seed))
     shares = task_shares(run).get("ours", {})
     return row | shares_of(answers) | _threads(answers) | _speed(run) | shares
 
@@ -193,6 +200,13 @@ def _threads(table: Figures) -> dict[str, float | None]:
         "unjoined": unjoined / sum(forked) if sum(forked) else None,
         "redundant_threads": sum(redundant) / num_answers if num_answers else None,
     }
+
+
+def _all_named(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
+    named: dict[str, float | None] = {}
+    for name, estimate in estimates.items():
+        named |= _named(name, estimate)
+    return named
 
 
 def _named(name: str, estimate: Estimate) -> dict[str, float | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What one judge said of a run's prompts. `judge`: its identity."""
+    """What one judge said of a run's prompts, by their ids. `judge`: its identity."""
 
     judge: str
     preferences: Mapping[str, float | None]
+    details: Mapping[str, JsonObject] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -168,6 +169,21 @@ def unjudged_run(path: Path) -> Run:
     return Run(path, config, tuple(rows))
 
 
+def put_in_order(path: Path) -> None:
+    """Puts the rows in a run's folder in the order of its prompts: those that share passes come in
+    as they are done. Whoever calls holds the file's lock."""
+    file = path / ROWS
+    lines = [line for line in file.read_bytes().split(b"\n") if line.strip()]
+    in_order = sorted(lines, key=_place)
+    if in_order != lines:
+        write_atomically(file, b"".join(line + b"\n" for line in in_order))
+
+
+def _place(line: bytes) -> tuple[int, int]:
+    row = parse_json(line)
+    return row["number"], row.get("sample", 0)
+
+
 def read_eval_rows(path: Path) -> list[EvalRow]:
     """The rows of a run's folder. Raises `InvalidInput` for one that comes twice."""
     rows = read_rows(path / ROWS, EvalRow)
@@ -204,7 +220,8 @@ def read_verdicts(path: Path, judge: str | None) -> Verdicts | None:
         raise InvalidInput(f"{file} has two verdicts on one prompt; judge the run again")
     if len(judges) != 1:
         raise InvalidInput(f"{file} has verdicts of {len(judges)} judges; judge the run again")
-    return Verdicts(judges.pop(), {row.prompt_id: row.preference for row in rows})
+    preferences = {row.prompt_id: row.preference for row in rows}
+    return Verdicts(judges.pop(), preferences, {row.prompt_id: row.details for row in rows})
 
 
 def write_verdicts(path: Path, kind: str, rows: Sequence[VerdictRow]) -> None:

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stretto.eval.judges.base import Comparison, Identity, Measure, Question, Verdict
-from stretto.eval.judges.standard import Point, adjusted, length_slope, standardised
+from stretto.eval.judges.scale import Gap, Scale
+from stretto.eval.judges.standard import Point, length_slope, standardised
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,22 +90,16 @@ class LikelihoodJudge:
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict | None]:
         """The likelier answer is better, length taken out by the slope over all comparisons.
 
-        The preference is tanh(d/s + e): d the difference, s its root mean square over all
-        comparisons, e the difference in `brevity` of each against the other. No verdict where the
-        prompt leaves no room for either answer.
+        The preference is that of a `Scale` over all comparisons: tanh(d/s + e), d the difference, s
+        its root mean square, e the difference in `brevity` of each against the other. No verdict
+        where the prompt leaves no room for either answer.
         """
         texts = [(c.prompt, t) for c in comparisons for t in (c.a, c.b)]
         found = self._measured(texts)
         pairs = list(zip(found[::2], found[1::2], strict=True))
-        points = [(_point(a), _point(b)) for a, b in pairs]
-        slope = length_slope([[a, b] for a, b in points if a is not None and b is not None])
-        gaps = [
-            None if a is None or b is None else adjusted(a, slope) - adjusted(b, slope)
-            for a, b in points
-        ]
-        known = [gap for gap in gaps if gap is not None]
-        scale = math.sqrt(sum(gap * gap for gap in known) / len(known)) if known else 0.0
-        return [_verdict(a, b, gap, slope, scale) for (a, b), gap in zip(pairs, gaps, strict=True)]
+        gaps = [_gap(a, b) for a, b in pairs]
+        scale = Scale.of([gap for gap in gaps if gap is not None])
+        return [_verdict(a, b, gap, scale) for (a, b), gap in zip(pairs, gaps, strict=True)]
 
     def close(self) -> None:
         pass
@@ -243,9 +238,15 @@ def _point(measure: Measure) -> Point | None:
     return None if value is None else Point(float(value), math.log(counted(measure)))
 
 
-def _verdict(
-    a: Measure, b: Measure, gap: float | None, slope: float, scale: float
-) -> Verdict | None:
+def _gap(a: Measure, b: Measure) -> Gap | None:
+    ours, other = _point(a), _point(b)
+    if ours is None or other is None:
+        return None
+    short = brevity(length(a), length(b)) - brevity(length(b), length(a))
+    return Gap(ours.value - other.value, ours.log_length - other.log_length, short)
+
+
+def _verdict(a: Measure, b: Measure, gap: Gap | None, scale: Scale) -> Verdict | None:
     """An empty answer is worse than any other, for sure. None for two of which neither is empty
     and nothing was read."""
     if gap is None:
@@ -253,7 +254,8 @@ def _verdict(
         if not any(empty):
             return None
         return Verdict.of(float(empty[1]) - float(empty[0]), {"empty": empty})
-    short = brevity(length(a), length(b)) - brevity(length(b), length(a))
-    preference = math.tanh((gap / scale if scale else 0.0) + short)
-    details = {"a": a["logprob"], "b": b["logprob"], "length_slope": slope, "gap": gap}
-    return Verdict.of(preference, details | {"brevity": short})
+    details = {
+        "a": a["logprob"], "b": b["logprob"], "log_length": gap.log_length,
+        "length_slope": scale.slope, "gap": scale.rest(gap), "brevity": gap.brevity,
+    }  # fmt: skip
+    return Verdict.of(scale.preference(gap), details)
