@@ -11,12 +11,15 @@ keeps their training equal.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from pathlib import Path
 
+from stretto.bench.experiment import told
 from stretto.data.rows import Annotated, read_rows
 from stretto.data.store import line_of
+from stretto.errors import InvalidInput
 from stretto.files import write_atomically
 
 TOPIC = re.compile(r'<promise topic="([^"]*)"')
@@ -33,7 +36,12 @@ def teaches(row: Annotated) -> bool:
 
 def mixed(rows: list[Annotated], num_rows: int, share: float) -> list[Annotated]:
     """At most `num_rows`: annotated ones and `share` times as many others, each those of lowest
-    hash."""
+    hash. Raises `InvalidInput` for numbers that say nothing."""
+    if num_rows < 1 or not 0 <= share < math.inf:
+        raise InvalidInput(
+            f"{num_rows} rows, {share:g} plain ones per annotated one: ask for at least one row, "
+            "and a share from 0 on"
+        )
     by_hash = sorted(rows, key=lambda row: row.key)
     marked = [row for row in by_hash if teaches(row)]
     plain = [row for row in by_hash if row.annotated == row.response]
@@ -57,4 +65,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(told(main))

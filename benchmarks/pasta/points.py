@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto import LM, SamplingParams
+from stretto.bench.experiment import told
 from stretto.data.rows import Answer, PromptBook, read_rows
 from stretto.data.sample import Task, sample_answers
 from stretto.data.store import Store
@@ -66,11 +67,17 @@ def answer_in_points(
     rows = sample_answers(
         lm, tasks, params, method=Opened(opened), keep_prompts=False, keep_logprobs=False
     )
+    num_left = 0
     for number, row in enumerate(rows, 1):
         if isinstance(row, Answer):
             store.add(row)
+        else:
+            num_left += 1
+            print(f"{row.key}: {'; '.join(row.reasons)}", file=sys.stderr)
         if number % 50 == 0:
             print(f"{number}/{len(tasks)}", file=sys.stderr, flush=True)
+    if num_left:
+        print(f"{num_left} of {len(tasks)} have no answer", file=sys.stderr)
 
 
 def main() -> int:
@@ -88,4 +95,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(told(main))

@@ -9,11 +9,14 @@ or long ones. The answers in the data are not used: the model answers the prompt
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from stretto.data.rows import read_lines
+from instruct import rows_in, text_in
+
+from stretto.bench.experiment import told
+from stretto.data.store import line_of
+from stretto.errors import InvalidInput
 from stretto.files import write_atomically
 
 KINDS = {
@@ -26,15 +29,20 @@ WORDS = (4, 60)
 
 
 def chosen(folder: Path) -> list[str]:
-    """The prompts, in the order of the files, each once."""
+    """The prompts, in the order of the files, each once. Raises `InvalidInput` as `rows_in` and
+    `text_in`, and where there are none."""
     prompts: dict[str, None] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        for _, row in read_lines(path):
-            prompt = str(row.get("instruction", "")).strip()
-            is_open = row.get("category") in KINDS.get(row.get("source", ""), ())
-            is_usual = WORDS[0] <= len(prompt.split()) <= WORDS[1]
-            if is_open and is_usual and row.get("lang") == "en" and not row.get("eval_overlap"):
-                prompts[prompt] = None
+    for place, row in rows_in(folder):
+        prompt, source, category, language = (
+            text_in(place, row, name) for name in ("instruction", "source", "category", "lang")
+        )
+        prompt = (prompt or "").strip()
+        is_open = category in KINDS.get(source or "", ())
+        is_usual = WORDS[0] <= len(prompt.split()) <= WORDS[1]
+        if is_open and is_usual and language == "en" and not row.get("eval_overlap"):
+            prompts[prompt] = None
+    if not prompts:
+        raise InvalidInput(f"no prompts in {folder}; name the folder of instruction data")
     return list(prompts)
 
 
@@ -44,15 +52,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     prompts = chosen(arguments.data)
-    if not prompts:
-        print(f"no prompts in {arguments.data}; name the folder of instruction data")
-        return 2
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps({"prompt": p}, ensure_ascii=False) + "\n" for p in prompts)
-    write_atomically(arguments.out, lines.encode())
+    write_atomically(arguments.out, b"".join(line_of({"prompt": p}) for p in prompts))
     print(f"{len(prompts)} prompts in {arguments.out}", file=sys.stderr)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(told(main))

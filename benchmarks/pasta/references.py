@@ -8,22 +8,27 @@ They are for a judge alone: `prompts.py` leaves out all prompts that an evaluati
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from stretto.data.rows import read_lines, read_sources
+from instruct import rows_in, text_in
+
+from stretto.bench.experiment import told
+from stretto.data.rows import read_sources
+from stretto.data.store import line_of
+from stretto.errors import InvalidInput
 from stretto.files import write_atomically
 
 
 def found(folder: Path, prompts: set[str]) -> list[dict[str, str]]:
-    """Answers to the prompts, in the order of the files: of some prompts none, of some several."""
-    rows = (row for path in sorted(folder.glob("*.jsonl")) for _, row in read_lines(path))
-    return [
-        {"prompt": row["instruction"], "reference": row["response"]}
-        for row in rows
-        if row.get("instruction") in prompts and str(row.get("response") or "").strip()
-    ]
+    """Answers to the prompts, in the order of the files: of some prompts none, of some several.
+    Raises `InvalidInput` as `rows_in` and `text_in`."""
+    answers = []
+    for place, row in rows_in(folder):
+        prompt = text_in(place, row, "instruction")
+        if prompt in prompts and (answer := text_in(place, row, "response") or "").strip():
+            answers.append({"prompt": prompt, "reference": answer})
+    return answers
 
 
 def main() -> int:
@@ -35,11 +40,11 @@ def main() -> int:
     prompts = {source.prompt for source in read_sources([arguments.prompts])}
     rows = found(arguments.data, prompts)
     if not rows:
-        print(f"{arguments.data} answers no prompt of {arguments.prompts}; name other data")
-        return 2
+        raise InvalidInput(
+            f"{arguments.data} answers no prompt of {arguments.prompts}; name other data"
+        )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_atomically(arguments.out, lines.encode())
+    write_atomically(arguments.out, b"".join(map(line_of, rows)))
     answered = len({row["prompt"] for row in rows})
     print(
         f"{len(rows)} references, to {answered} of {len(prompts)} prompts, in {arguments.out}",
@@ -49,4 +54,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(told(main))

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from points import opening_of
 
+from stretto.bench.experiment import told
 from stretto.data.rows import Answer, PromptBook, read_rows
 from stretto.data.store import line_of
 from stretto.data.topics import topic_of
@@ -101,10 +102,10 @@ def main() -> int:
         counts["in points" if points else "as it was"] += 1
         lines.append(line_of({"prompt": book.prompt_of(answer), "response": text}))
     write_atomically(arguments.out, b"".join(lines))
-    told = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
-    print(f"{len(lines)} answers in {arguments.out}: {told}", file=sys.stderr)
+    parts = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+    print(f"{len(lines)} answers in {arguments.out}: {parts}", file=sys.stderr)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(told(main))

@@ -6,14 +6,34 @@ An experiment is a folder with a `stages.py`, scripts, and a `reproduce.py` that
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from stretto.bench.stages import Folders, Stage, work_through
-from stretto.errors import UnknownName
+from stretto.errors import StrettoError, UnknownName
 
 S = TypeVar("S")
+
+
+def told(main: Callable[[], int]) -> int:
+    """The exit status of a script whose `main` this is. What a user can do something about, such as
+    a file that is missing, locked or none of ours, is one line on stderr, and no traceback."""
+    try:
+        return main()
+    except StrettoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        if error.filename is None:
+            raise
+        name = error.filename2 or error.filename
+        print(
+            f"error: cannot use {str(name)!a}: {error.strerror}; put that right or name another",
+            file=sys.stderr,
+        )
+        return 1
 
 
 def parser_of(description: str | None, results: Path) -> argparse.ArgumentParser:
