@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 from forking import forking_lm
 from serving import Served, serving
@@ -38,6 +40,8 @@ COMMON: dict[str, Any] = {
     "stream": True,
     "stream_options": {"include_usage": True, "include_obfuscation": False, "threads": True},
     "user": "me",
+    "safety_identifier": "me",
+    "prompt_cache_key": "mine",
     "stretto": {},
 }
 CHAT = COMMON | {
@@ -78,9 +82,12 @@ REFUSED: dict[str, Any] = {
     "logit_bias": {"5": 1},
     "metadata": {"a": "b"},
     "modalities": ["audio"],
+    "moderation": {"model": "omni-moderation-latest"},
     "parallel_tool_calls": True,
     "prediction": {"type": "content", "content": "x"},
     "presence_penalty": 0.5,
+    "prompt_cache_options": {"mode": "explicit"},
+    "prompt_cache_retention": "24h",
     "reasoning_effort": "low",
     "service_tier": "flex",
     "store": True,
@@ -208,4 +215,56 @@ def test_the_page_has_every_field() -> None:
     told = {name: value for names, value in rows.items() for name in re.findall(r"`(\w+)`", names)}
     assert set(told) == set(NEUTRAL)
     for name, values in NEUTRAL.items():
-        assert bool(values) == bool(told[name].strip("– ")), name
+        shown = re.findall(r"`(.+?)`", told[name].partition(";")[0])
+        assert [json.loads(value) for value in shown] == list(values), name
+
+
+def test_the_client_has_no_field_that_we_do_not_know() -> None:
+    own = {"self", "timeout", "extra_headers", "extra_query", "extra_body"}
+    of_chat = inspect.signature(openai.resources.chat.completions.Completions.create)
+    of_text = inspect.signature(openai.resources.completions.Completions.create)
+    assert {*of_chat.parameters} - own <= {*ChatRequest.model_fields, *NEUTRAL}
+    assert {*of_text.parameters} - own <= {*CompletionRequest.model_fields, *NEUTRAL}
+
+
+@pytest.mark.parametrize(
+    ("is_chat", "fields", "param", "hint"),
+    [
+        (True, {"top_k": 5}, "top_k", "pass it as stretto.top_k"),
+        (False, {"repetition_penalty": 1.1}, "repetition_penalty", "stretto.repetition_penalty"),
+        (True, {"include_usage": True}, "include_usage", "pass it as stream_options.include_usage"),
+        (True, {"prompt": "hi"}, "prompt", "/v1/completions has it"),
+        (False, {"messages": HI}, "messages", "/v1/chat/completions has it"),
+        (True, {"stretto": {"seed": 1}}, "stretto.seed", "pass it beside stretto, not in it"),
+        (True, {"min_p": 0.1}, "min_p", "leave it out"),
+    ],
+)
+def test_a_field_in_the_wrong_place_is_told_where_it_belongs(
+    client: Any, is_chat: bool, fields: dict[str, Any], param: str, hint: str
+) -> None:
+    create = client.chat.completions.create if is_chat else client.completions.create
+    own: dict[str, Any] = {"messages": HI} if is_chat else {"prompt": "hi"}
+    with pytest.raises(openai.BadRequestError, match=f"unknown field {param}; .*{hint}") as caught:
+        create(model="forking", **own, extra_body=fields)
+    assert (caught.value.param, caught.value.code) == (param, "unknown_parameter")
+
+
+def test_the_clients_own_helper_reads_a_stream(client: Any) -> None:
+    settings: dict[str, Any] = {
+        "model": "forking", "messages": HI, "max_tokens": 30, "seed": 4, "logprobs": True,
+    }  # fmt: skip
+    whole = client.chat.completions.create(**settings)
+    with client.chat.completions.stream(**settings) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == whole.choices[0].message.content
+    assert final.choices[0].logprobs.content == whole.choices[0].logprobs.content
+    assert final.choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_what_a_clients_parser_asks_for_is_refused(client: Any) -> None:
+    class Point(pydantic.BaseModel):
+        x: int
+
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.parse(model="forking", messages=HI, response_format=Point)
+    assert caught.value.param == "response_format.type"

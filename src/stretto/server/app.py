@@ -13,10 +13,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 
 from stretto import __version__
-from stretto.methods import METHODS
 from stretto.server import errors, openapi
 from stretto.server.answers import Answer, EventStream, answer_stream, answer_whole
-from stretto.server.asks import read_ask
+from stretto.server.asks import accepted_methods, read_ask
 from stretto.server.engine import EngineLoop
 from stretto.server.gate import OWNER, Gate
 from stretto.server.metrics import Metrics
@@ -71,7 +70,8 @@ class Server:
         self.settings = settings
         self.name = lm.name if settings.name is None else settings.name
         self.created = int(time.time())
-        self.engine = EngineLoop(lm, settings, Metrics(lm, lambda: self.engine.num_admitted))
+        self.methods = accepted_methods(lm)
+        self.engine = EngineLoop(lm, settings, Metrics(lm, lambda: self.engine))
 
     def install(self, app: FastAPI) -> None:
         chat = openapi.answers(Chat.kind, "chat")
@@ -144,7 +144,6 @@ class Server:
 
     def _card(self) -> dict[str, Any]:
         lm = self.lm
-        own = [] if lm.card.dialect == "plain" else [lm.card.dialect]
         return {
             "id": self.name,
             "object": "model",
@@ -152,7 +151,7 @@ class Server:
             "owned_by": "stretto",
             "stretto": {
                 "dialect": lm.card.dialect,
-                "methods": [*own, *METHODS],
+                "methods": self.methods,
                 "engine": lm.engine.name,
                 "context_length": lm.engine.max_positions,
                 "pool_slots": lm.scheduler.pool.num_slots,

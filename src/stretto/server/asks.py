@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stretto.errors import InvalidInput
-from stretto.methods.spelling import SETTINGS, spell
+from stretto.methods import EVICTING, METHODS
+from stretto.methods.spelling import BUDGET, SETTINGS, spell
 from stretto.params import BLOCK_FIELDS, SURROGATE, SamplingParams
 from stretto.server.errors import ApiError, of_input
 from stretto.server.schema import ChatRequest, Common, CompletionRequest, Extension
@@ -55,15 +56,32 @@ class Ask:
         return streams
 
 
+def accepted_methods(lm: LM) -> list[str]:
+    """Names of methods by which the model answers a short prompt, its own way first. Those that
+    need a budget are among them if they would be accepted with one."""
+    own = lm.find_method().name
+    return [name for name in dict.fromkeys((own, *METHODS)) if _is_accepted(lm, name)]
+
+
+def _is_accepted(lm: LM, name: str) -> bool:
+    settings = {BUDGET: lm.engine.max_positions} if name in EVICTING else {}
+    ask = Ask(("a",), 1, SamplingParams(), spell(name, settings), is_raw=False)
+    try:
+        ask.prepare(lm)
+    except ApiError:
+        return False
+    return True
+
+
 def read_ask(body: Common, settings: Settings, owner: str = "") -> Ask:
     """What an owner's request asks for. Raises `ApiError` for what cannot be answered as asked."""
     _check(body)
     prompts = _prompts(body)
-    if len(prompts) * body.n > settings.max_requests:
+    if len(prompts) * body.n > settings.max_samples:
         raise ApiError(
             400,
             f"n {body.n} of {len(prompts)} prompts makes more samples than the "
-            f"{settings.max_requests} this server has under way at once; ask for fewer",
+            f"{settings.max_samples} that one request may have here; ask for fewer",
             param="n",
             code="invalid_value",
         )

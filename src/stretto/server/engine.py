@@ -15,12 +15,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from stretto.server.errors import ApiError, queue_full, shutting_down, stopped
 from stretto.server.job import Job, Progress
 from stretto.server.metrics import Metrics
 from stretto.server.settings import Settings
+from stretto.server.turns import Turns
 
 if TYPE_CHECKING:
     from stretto.lm import LM
@@ -54,24 +56,30 @@ class EngineLoop:
         self._is_closed = False
         self._has_died = False
         self._mean_s = 1.0
-        self._inbox: deque[Job] = deque()
+        self._inbox: deque[list[Job]] = deque()
+        self._turns = Turns()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     # -- admission -----------------------------------------------------------------------------
 
     def admit(self, num: int) -> Ticket:
-        """Counts `num` samples as under way. Raises `ApiError`: 429 if that is too many at once,
-        503 if the server is shutting down."""
+        """Counts the `num` samples of a request as under way. Raises `ApiError`: 429 if that is
+        too many at once, 503 if the server is shutting down."""
         if self.is_draining or not self.is_alive:
             raise self.refusal()
         with self._changed:
-            limit = self.settings.max_requests
+            limit = self.settings.max_requests if num == 1 else self.settings.max_samples
             if self.num_admitted + num > limit:
                 self.metrics.refused.inc()
-                raise queue_full(self.num_admitted, limit, self._retry_after_s())
+                raise queue_full(num, self.num_admitted, limit, self._retry_after_s())
             self.num_admitted += num
         return Ticket(self, num)
+
+    @property
+    def num_held(self) -> int:
+        """Samples admitted whose turn to be queued has not come."""
+        return self._turns.num_held
 
     def readmit(self, num: int) -> None:
         """Samples of a ticket are not under way any more."""
@@ -99,18 +107,20 @@ class EngineLoop:
                 return
             self._is_closed = self._has_died = self.is_draining = False
             self._ends_at = math.inf
+            self._turns = Turns()
             self._thread = threading.Thread(target=self._run, name="stretto-engine", daemon=True)
             self._thread.start()
 
     def submit(self, jobs: Iterable[Job]) -> None:
-        """Hands jobs to the engine thread, which queues them before its next pass. Raises
-        `ApiError` if it has ended since they were admitted."""
+        """Hands the jobs of one request to the engine thread, which queues them before its next
+        pass, or as their turn comes. Raises `ApiError` if it has ended since they were
+        admitted."""
         if self._thread is None:
             self.start()
         with self._changed:
             if not self.is_alive:
                 raise self.refusal()
-            self._inbox.extend(jobs)
+            self._inbox.append(list(jobs))
             self._changed.notify()
 
     @property
@@ -142,7 +152,7 @@ class EngineLoop:
         try:
             while (fresh := self._take(may_wait=not jobs)) is not None:
                 begun = time.perf_counter()
-                jobs += fresh
+                jobs += chain.from_iterable(fresh)
                 self._queue(fresh)
                 fresh.clear()  # what ends in this pass is not kept until somebody asks again
                 pass_s = self._pass(jobs)
@@ -152,14 +162,14 @@ class EngineLoop:
             log.exception("the engine thread has died")
             with self._changed:
                 self._has_died = True
-                jobs += self._inbox
+                jobs += chain.from_iterable(self._inbox)
                 self._inbox.clear()
             for job in jobs:
                 job.give_up(self.lm)
             self._wake(jobs)
 
-    def _take(self, *, may_wait: bool) -> list[Job] | None:
-        """New jobs; None once the engine is closed and nothing is under way."""
+    def _take(self, *, may_wait: bool) -> list[list[Job]] | None:
+        """New requests' jobs; None once the engine is closed and nothing is under way."""
         with self._changed:
             while may_wait and not self._inbox and not self._is_closed:
                 self._changed.wait()
@@ -169,8 +179,11 @@ class EngineLoop:
             self._inbox.clear()
             return fresh
 
-    def _queue(self, fresh: list[Job]) -> None:
-        for job in fresh:
+    def _queue(self, fresh: list[list[Job]]) -> None:
+        """Queues what is due, of new requests and of earlier ones."""
+        for jobs in fresh:
+            self._turns.add(jobs)
+        for job in self._turns.due(self.lm.scheduler.waiting):
             try:
                 self.lm.queue(job.stream)
             except Exception as error:

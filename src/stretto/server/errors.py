@@ -55,10 +55,13 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_ECHO else f"{text[: MAX_ECHO - 1]}…"
 
 
-def queue_full(num: int, limit: int, retry_after_s: int) -> ApiError:
+def queue_full(num: int, under_way: int, limit: int, retry_after_s: int) -> ApiError:
+    """`num` more samples would be more than the `limit`."""
+    several = "" if num == 1 else " for a request of several"
     return ApiError(
         429,
-        f"{num} requests are under way, of {limit} at once; try again in {retry_after_s} s",
+        f"{under_way} samples are under way and {num} more asked for, which is over the limit of "
+        f"{limit}{several}; try again in {retry_after_s} s",
         code="queue_full",
         headers={"Retry-After": str(retry_after_s)},
     )
@@ -125,9 +128,28 @@ def _unknown(path: str) -> ApiError:
         return ApiError(
             400, f"{path} is not supported; {hint}", param=path, code="unsupported_parameter"
         )
-    near = difflib.get_close_matches(name[:MAX_ECHO], schema.known_fields(), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "leave it out"
-    return ApiError(400, f"unknown field {path}; {hint}", param=path, code="unknown_parameter")
+    others = [field for field in schema.known_fields() if field != name]
+    near = difflib.get_close_matches(name[:MAX_ECHO], others, n=1)
+    guess = f"did you mean {near[0]!r}?" if near else "leave it out"
+    message = f"unknown field {path}; {_elsewhere(path) or guess}"
+    return ApiError(400, message, param=path, code="unknown_parameter")
+
+
+def _elsewhere(path: str) -> str | None:
+    """Where a field belongs that stands in the wrong place; None for any other."""
+    place, _, name = path.rpartition(".")
+    chat, text = schema.ChatRequest.model_fields, schema.CompletionRequest.model_fields
+    if place == "stretto" and (name in chat or name in text):
+        return "pass it beside stretto, not in it"
+    if place:
+        return None
+    if name in schema.Extension.model_fields:
+        return f"pass it as stretto.{name}"
+    if name in schema.StreamOptions.model_fields:
+        return f"pass it as stream_options.{name}"
+    if name in chat:
+        return "/v1/chat/completions has it"
+    return "/v1/completions has it" if name in text else None
 
 
 def _path(loc: Sequence[str | int]) -> str:

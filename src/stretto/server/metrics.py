@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 if TYPE_CHECKING:
     from stretto.lm import LM
     from stretto.runtime.request import Request
+    from stretto.server.engine import EngineLoop
 
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -29,9 +30,10 @@ class Totals:
 
 
 class Metrics:
-    """Counters of one application; `text` is what Prometheus is given."""
+    """Counters of one application; `text` is what Prometheus is given. `engine`: the loop that
+    counts here, which is made after them."""
 
-    def __init__(self, lm: LM, num_admitted: Callable[[], int]) -> None:
+    def __init__(self, lm: LM, engine: Callable[[], EngineLoop]) -> None:
         registry = self._registry = CollectorRegistry()
         self.http = Counter(
             "stretto_http_requests", "HTTP responses.", ["method", "path", "status"],
@@ -71,15 +73,21 @@ class Metrics:
         self._whole = Histogram(
             "stretto_sample_seconds", "Submission to end.", buckets=LONG_S, registry=registry
         )
-        self._read(lm, num_admitted)
+        self._read(lm, engine)
 
-    def _read(self, lm: LM, num_admitted: Callable[[], int]) -> None:
+    def _read(self, lm: LM, engine: Callable[[], EngineLoop]) -> None:
         scheduler, pool = lm.scheduler, lm.scheduler.pool
         page = pool.page_size
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
-            "stretto_samples_under_way": ("Samples admitted and not delivered.", num_admitted),
+            "stretto_samples_under_way": (
+                "Samples admitted and not delivered.",
+                lambda: engine().num_admitted,
+            ),
             "stretto_running": ("Samples in the batch.", lambda: len(scheduler.running)),
-            "stretto_waiting": ("Samples waiting for slots.", lambda: len(scheduler.waiting)),
+            "stretto_waiting": (
+                "Samples waiting for slots, or for their turn to.",
+                lambda: len(scheduler.waiting) + engine().num_held,
+            ),
             "stretto_pool_slots": ("KV slots in all.", lambda: pool.num_slots),
             "stretto_pool_free_slots": ("KV slots free.", lambda: pool.num_free_pages * page),
             "stretto_pool_cached_slots": (

@@ -20,10 +20,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "metadata": ({},),
     "modalities": (["text"],),
+    "moderation": (),
     "parallel_tool_calls": (),
     "prediction": (),
     "presence_penalty": (0,),
-    "reasoning_effort": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory",),
+    "reasoning_effort": ("none",),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
@@ -155,6 +158,8 @@ class Common(Wire):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     stretto: Extension | None = None
 
     @property

@@ -23,7 +23,8 @@ class Settings:
     """How a server treats its clients. Raises `InvalidInput` for a bad value.
 
     `name`: the model's id on the wire; None: the LM's own. `max_tokens`: of a request that names
-    none. `max_requests`: samples under way at once, running or waiting; more get a 429.
+    none. `max_requests`: samples under way at once, running or waiting; more get a 429. A quarter
+    of them is for requests of one sample alone.
     `deadline_s`: a request that takes longer is cancelled. `drain_s`: what requests under way get
     to finish when the server is told to end. `stall_s`: a reader that takes nothing for so long is
     cancelled. `keys`: bearer keys, any of which opens the API; none: it is open. `hosts`: values
@@ -41,6 +42,11 @@ class Settings:
     keys: tuple[str, ...] = field(default=(), repr=False)
     hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+
+    @property
+    def max_samples(self) -> int:
+        """Samples under way at once for a request of several to be admitted, its own included."""
+        return self.max_requests - self.max_requests // 4
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_requests", "max_body_bytes"):

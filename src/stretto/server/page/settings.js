@@ -13,7 +13,8 @@ export function saveKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-/** Fills in the methods of the model, and shows the budget where a method needs one. */
+/** Fills in the methods of the model, and shows the budget where a method needs one. What cannot
+ *  be run sequentially is not compared with that. */
 export function offerMethods(card) {
   const select = byId("method");
   const methods = ["auto", ...card.stretto.methods];
@@ -23,6 +24,9 @@ export function offerMethods(card) {
   };
   select.addEventListener("change", follow);
   follow();
+  const compare = byId("compare");
+  compare.disabled = !methods.includes("sequential");
+  if (compare.disabled) compare.checked = false;
 }
 
 /** The fields that all requests have. `method` null: what the form says. */
@@ -41,11 +45,10 @@ export function readSettings(method = null) {
   };
 }
 
-/** The method of the form by its own name, which is no `auto`. */
-export function chosenMethod({ stretto: { dialect } }) {
+/** The method of the form by its own name, which is no `auto`: that is the first of the model's. */
+export function chosenMethod(card) {
   const chosen = byId("method").value;
-  if (chosen !== "auto") return chosen;
-  return dialect === "plain" ? "sequential" : dialect;
+  return chosen === "auto" ? (card.stretto.methods[0] ?? chosen) : chosen;
 }
 
 export function systemMessage() {
