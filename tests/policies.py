@@ -16,7 +16,7 @@ from stretto.methods.evicting import EvictingMethod
 from stretto.methods.paged_h2o import PagedH2O
 from stretto.methods.random_evict import RandomEvict
 from stretto.methods.streaming_llm import StreamingLLM
-from stretto.methods.window import Window
+from stretto.methods.window import SlidingWindow
 from stretto.params import SamplingParams
 from stretto.runtime.request import Request
 from stretto.runtime.views import Run
@@ -29,14 +29,14 @@ BUDGET = 24
 PAGE = 4
 LIKED = [0, 1, 3, 6, 10, 15, 21, 28, 36, 45, 55, 66, 78, 91, 105]
 METHODS: dict[str, EvictingMethod] = {
-    "window": Window(budget=BUDGET),
-    "window-pages": Window(budget=BUDGET, page_tokens=PAGE),
+    "window": SlidingWindow(budget=BUDGET),
+    "window-pages": SlidingWindow(budget=BUDGET, page_tokens=PAGE),
     "streaming": StreamingLLM(budget=BUDGET),
     "streaming-pages": StreamingLLM(budget=BUDGET, page_tokens=PAGE),
     "random": RandomEvict(budget=BUDGET),
     "random-pages": RandomEvict(budget=BUDGET, page_tokens=PAGE),
     "h2o": PagedH2O(budget=BUDGET, page_tokens=PAGE),
-    "window-share": Window(budget=0.5, page_tokens=2),
+    "window-share": SlidingWindow(budget=0.5, page_tokens=2),
     "h2o-share": PagedH2O(budget=0.5, page_tokens=2),
 }
 

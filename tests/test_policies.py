@@ -18,7 +18,7 @@ from stretto.methods.paged_h2o import PagedH2O
 from stretto.methods.random_evict import RandomEvict
 from stretto.methods.spelling import read, spell
 from stretto.methods.streaming_llm import StreamingLLM
-from stretto.methods.window import Window
+from stretto.methods.window import SlidingWindow
 from stretto.runtime.events import Evicted
 from stretto.runtime.request import Request
 from stretto.trace import live_tokens
@@ -104,7 +104,7 @@ def test_nothing_is_hidden_before_the_budget_is_reached(name: str) -> None:
 
 @pytest.mark.parametrize("budget", [0.25, 0.5, 0.9])
 def test_a_share_is_of_the_own_dense_length_at_each_row(budget: float) -> None:
-    request = decoded(Window(budget=budget), 10, 100)
+    request = decoded(SlidingWindow(budget=budget), 10, 100)
     for i, row in enumerate(seen(request)):
         assert len(row) == max(1, int(budget * (10 + i + 1)))
     live = live_tokens(request.recorder.freeze())
@@ -112,7 +112,7 @@ def test_a_share_is_of_the_own_dense_length_at_each_row(budget: float) -> None:
 
 
 def test_a_share_of_one_hides_nothing() -> None:
-    request = decoded(Window(budget=1.0, page_tokens=PAGE), 9, 40)
+    request = decoded(SlidingWindow(budget=1.0, page_tokens=PAGE), 9, 40)
     assert [len(row) for row in seen(request)] == list(range(10, 50))
 
 
@@ -138,9 +138,9 @@ def test_streaming_by_pages_keeps_the_sinks_apart(num_prompt: int) -> None:
 
 
 def test_a_window_keeps_the_most_recent_and_a_pinned_prompt() -> None:
-    for i, row in enumerate(seen(decoded(Window(budget=BUDGET), 10, 60))):
+    for i, row in enumerate(seen(decoded(SlidingWindow(budget=BUDGET), 10, 60))):
         assert row == set(range(max(0, 10 + i - BUDGET + 1), 10 + i + 1))
-    for i, row in enumerate(seen(decoded(Window(budget=BUDGET, pin_prompt=True), 10, 60))):
+    for i, row in enumerate(seen(decoded(SlidingWindow(budget=BUDGET, pin_prompt=True), 10, 60))):
         assert row == {*range(10), *range(max(10, 10 + i - (BUDGET - 10) + 1), 10 + i + 1)}
 
 
@@ -264,15 +264,15 @@ def test_the_default_page_is_the_pools() -> None:
         trace = decoded(method, 3, 90, page_size=page_size).recorder.freeze()
         return {len(s) for s in trace.response[:-1]}
 
-    assert sizes(Window(budget=64), 1) == {1}
-    assert sizes(Window(budget=64), 8) == {8}
+    assert sizes(SlidingWindow(budget=64), 1) == {1}
+    assert sizes(SlidingWindow(budget=64), 8) == {8}
     assert sizes(PagedH2O(budget=64), 1) == {16}
-    assert sizes(Window(budget=64, page_tokens=3), 8) == {3}
+    assert sizes(SlidingWindow(budget=64, page_tokens=3), 8) == {3}
 
 
 def test_pages_come_back_at_once_and_a_waiting_request_is_admitted() -> None:
     """The second prompt fits only into what the first one's has left behind."""
-    requests = [ask(Window(budget=16), 40, 30, seed=seed) for seed in (0, 1)]
+    requests = [ask(SlidingWindow(budget=16), 40, 30, seed=seed) for seed in (0, 1)]
     scheduler = scheduler_for(StubEngine(96), 60)
     for request in requests:
         scheduler.submit(request)
@@ -298,7 +298,7 @@ def test_dense_requests_do_not_fit_where_those_do() -> None:
 def test_a_prompt_in_pages_is_refused_by_the_slots_that_they_take() -> None:
     scheduler = scheduler_for(StubEngine(96), 4, 8)
     with pytest.raises(InvalidInput, match="needs 40 KV slots but the pool has 32"):
-        scheduler.submit(ask(Window(budget=8, page_tokens=2), 10, 5))
+        scheduler.submit(ask(SlidingWindow(budget=8, page_tokens=2), 10, 5))
 
 
 # --- batches -------------------------------------------------------------------------------------
@@ -335,12 +335,20 @@ def test_a_batch_answers_as_one_by_one(name: str, seed: int, page_size: int) -> 
 @pytest.mark.parametrize(
     ("method", "num_prompt", "words"),
     [
-        (Window(budget=8, page_tokens=9), 3, "budget of 8 cannot hold the 9 tokens"),
-        (Window(budget=12, pin_prompt=True), 12, "12 cannot hold the 13 .* 12 pinned and 1 for"),
+        (SlidingWindow(budget=8, page_tokens=9), 3, "budget of 8 cannot hold the 9 tokens"),
+        (
+            SlidingWindow(budget=12, pin_prompt=True),
+            12,
+            "12 cannot hold the 13 .* 12 pinned and 1 for",
+        ),
         (StreamingLLM(budget=4), 20, "4 cannot hold the 5 .* 4 pinned"),
         (StreamingLLM(budget=9, pin_prompt=True, page_tokens=8), 2, "9 cannot hold the 12 "),
         (PagedH2O(budget=63), 2, "63 cannot hold the 64 .* 0 pinned and 64 for pages of 16"),
-        (Window(budget=0.5, pin_prompt=True), 50, "0.5 of at most 60 tokens comes to 30, .* 51"),
+        (
+            SlidingWindow(budget=0.5, pin_prompt=True),
+            50,
+            "0.5 of at most 60 tokens comes to 30, .* 51",
+        ),
     ],
 )
 def test_a_budget_that_is_too_small_is_refused_with_both_numbers(
@@ -386,7 +394,7 @@ def test_budgets_are_read(text: str, amount: float) -> None:
 def test_a_budget_is_spelled_as_it_is_read(amount: float) -> None:
     text = spell("window", {"budget": amount, "pin_prompt": True})
     assert read(text) == ("window", {"budget": amount, "pin_prompt": True})
-    assert read(Window(budget=amount).name)[1] == {"budget": amount}
+    assert read(SlidingWindow(budget=amount).name)[1] == {"budget": amount}
     assert spell("window", {"budget": 0.00001}) == "window,budget=0.00001"
 
 

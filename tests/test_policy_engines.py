@@ -20,7 +20,7 @@ from stretto.masks import flat_positions, flat_tokens
 from stretto.methods.evicting import EvictingMethod
 from stretto.methods.paged_h2o import PagedH2O
 from stretto.methods.streaming_llm import StreamingLLM
-from stretto.methods.window import Window
+from stretto.methods.window import SlidingWindow
 from stretto.runtime.request import Request
 
 SLOTS = 256
@@ -334,7 +334,8 @@ def test_fast_engines_refuse_by_name_and_auto_picks_one_that_can(method: Evictin
 def test_methods_that_need_no_more_than_logits_ask_for_nothing() -> None:
     from stretto.methods import extras
 
-    assert extras("window,budget=8") == extras("sequential") == extras(Window(budget=BUDGET)) == ()
+    assert extras("window,budget=8") == extras("sequential") == ()
+    assert extras(SlidingWindow(budget=BUDGET)) == ()
     assert extras("paged_h2o,budget=64") == ("attention mass",)
     assert extras("streaming_llm,budget=64,reindexed") == ("re-indexed positions",)
 

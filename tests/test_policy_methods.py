@@ -16,10 +16,10 @@ from stretto.methods.evicting import EvictingMethod
 from stretto.methods.paged_h2o import PagedH2O
 from stretto.methods.random_evict import RandomEvict
 from stretto.methods.streaming_llm import StreamingLLM
-from stretto.methods.window import Window
+from stretto.methods.window import SlidingWindow
 
 SPELLED = [
-    ("window,budget=8", Window(budget=8)),
+    ("window,budget=8", SlidingWindow(budget=8)),
     ("random_evict,budget=0.5,pin_prompt", RandomEvict(budget=0.5, pin_prompt=True)),
     ("paged_h2o,budget=64,page_tokens=4", PagedH2O(budget=64, page_tokens=4)),
     (
@@ -113,7 +113,7 @@ def test_a_budget_is_refused_before_anything_is_decoded(lm: LM) -> None:
 
 def test_a_method_is_compared_with_sequential_decoding(lm: LM) -> None:
     params = SamplingParams(max_tokens=20)
-    ours, other = compare(lm, "hello", params, method=Window(budget=16))
+    ours, other = compare(lm, "hello", params, method=SlidingWindow(budget=16))
     assert (ours.method, other.method) == ("window,budget=16", "sequential")
     assert ours.speedup.realized is not None
 

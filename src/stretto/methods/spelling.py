@@ -1,7 +1,7 @@
 """Methods as text: a name, and the settings of those that keep to a budget.
 
-`window,budget=256,pin_prompt` is `Window(budget=256, pin_prompt=True)`. Wherever a method's name is
-taken, such a text is taken too, and results record it, so that no setting is lost.
+`window,budget=256,pin_prompt` is `SlidingWindow(budget=256, pin_prompt=True)`. Wherever a method's
+name is taken, such a text is taken too, and results record it, so that no setting is lost.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def evicting(name: str, settings: Mapping[str, Any]) -> EvictingMethod:
     from stretto.methods.paged_h2o import PagedH2O
     from stretto.methods.random_evict import RandomEvict
     from stretto.methods.streaming_llm import StreamingLLM
-    from stretto.methods.window import Window
+    from stretto.methods.window import SlidingWindow
 
-    known: tuple[type[EvictingMethod], ...] = (StreamingLLM, PagedH2O, RandomEvict, Window)
+    known: tuple[type[EvictingMethod], ...] = (StreamingLLM, PagedH2O, RandomEvict, SlidingWindow)
     kind = next(kind for kind in known if kind.rule == name)
     for key in settings.keys() - {field.name for field in fields(kind)}:
         refuse(name, key)

@@ -10,7 +10,7 @@ from stretto.methods.evicting import EvictingMethod, Moment, Page
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window(EvictingMethod):
+class SlidingWindow(EvictingMethod):
     """Hides the oldest page first. With a pinned prompt, the window is what it leaves."""
 
     rule: ClassVar[str] = "window"
