@@ -179,7 +179,7 @@ def test_ctrl_c_keeps_what_there_is(lm: LM, capfd: Any) -> None:
 
 @pytest.fixture
 def loaded(lm: LM, monkeypatch: pytest.MonkeyPatch) -> LM:
-    monkeypatch.setattr("stretto.cli.demo_planned.load", lambda *_, **__: lm)
+    monkeypatch.setattr("stretto.cli.demo_parts.load", lambda *_, **__: lm)
     return lm
 
 

@@ -1,14 +1,20 @@
-"""What demos have in common: a model that comes with Stretto, a view of it at work, a pace."""
+"""What demos have in common: options, a model that comes with Stretto, a view of it at work."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from stretto.cli.output import write_line
+import typer
+
+from stretto.cli.output import interruptible, is_live, write_json, write_line
+from stretto.errors import INTERRUPTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from stretto.completion import Completion
     from stretto.lm import LM
     from stretto.runtime.events import Event
     from stretto.stream import Stream
@@ -16,11 +22,21 @@ if TYPE_CHECKING:
 POOL_SLOTS = 4096
 LONGEST_WAIT_S = 10.0
 
+Index = Annotated[int, typer.Option(help="Which of the problems.", metavar="N", min=0)]
+Split = Annotated[str, typer.Option(help="Of the problems: train, valid or test.")]
+Seed = Annotated[int, typer.Option(help="Of the problems.", metavar="N")]
+MaxTokens = Annotated[int, typer.Option(help="Tokens to write at most.", metavar="N", min=1)]
+Engine = Annotated[str, typer.Option(help="auto, hf, packed, fused or flex.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No live view, no summary.")]
+
 
 class Board(Protocol):
-    """What is there so far. `take` brings it up to date and says whether anything changed."""
+    """What is there so far. `take` brings it up to date and says whether anything changed;
+    `whole_lines` is for `Lines`."""
 
     def take(self, events: Sequence[Event]) -> bool: ...
+    def whole_lines(self, is_over: bool) -> list[str]: ...
 
 
 class View(Protocol):
@@ -98,3 +114,44 @@ def play(
         board.take(request.log.take())
         view.finish()
     return not is_interrupted()
+
+
+def show(
+    lm: LM,
+    stream: Stream,
+    board: Board,
+    live: Callable[..., View],
+    *,
+    prompt: str,
+    head: Sequence[str],
+    pace: float,
+    summarise: Callable[[Completion], None],
+    facts: Callable[[Completion], dict[str, Any]],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Decodes in view and tells of the end: `summarise`, or with `as_json` only `facts`.
+
+    The view is nothing with `as_json` or `quiet`, on a terminal what `live` makes of a console,
+    the board, the prompt and what waits between drawings, `pace` a second; elsewhere `head` and
+    lines. Raises `typer.Exit` after Ctrl-C.
+    """
+    if as_json or quiet:
+        view: View = NoView()
+    elif is_live(sys.stdout):
+        from rich.console import Console
+
+        console, pause_s = Console(file=sys.stdout, highlight=False), pause_between(pace)
+        view = live(console, board, prompt, wait=lambda: time.sleep(pause_s))
+    else:
+        for line in head:
+            write_line(line)
+        view = Lines(board.whole_lines)
+    with interruptible() as pressed:
+        finished = play(lm, stream, board, view, pressed)
+    if as_json:
+        write_json(facts(stream.completion))
+    elif not quiet:
+        summarise(stream.completion)
+    if not finished:
+        raise typer.Exit(INTERRUPTED)

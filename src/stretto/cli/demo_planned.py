@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stretto.cli.demo_parts import Lines, NoView, View, load, pause_between, play
-from stretto.cli.output import interruptible, is_live, say, write_json, write_line
-from stretto.errors import INTERRUPTED
+from stretto.cli import demo_parts as parts
+from stretto.cli.output import say
 
 if TYPE_CHECKING:
     from stretto.cli.demo_spans import SpanBoard
@@ -24,10 +21,6 @@ Prompt = Annotated[
     str | None, typer.Argument(help="A question of yours instead of a problem.", show_default=False)
 ]
 Model = Annotated[str, typer.Option(help="A model of dialect planned, taught such problems.")]
-Index = Annotated[int, typer.Option(help="Which of the problems.", metavar="N", min=0)]
-Split = Annotated[str, typer.Option(help="Of the problems: train, valid or test.")]
-Seed = Annotated[int, typer.Option(help="Of the problems.", metavar="N")]
-MaxTokens = Annotated[int, typer.Option(help="Tokens to write at most.", metavar="N", min=1)]
 StepsRatio = Annotated[
     float | None,
     typer.Option(help="Passes a span takes, a token.", metavar="X", show_default="0.5"),
@@ -39,31 +32,28 @@ Threshold = Annotated[
 Pace = Annotated[
     float, typer.Option(help="Passes a second on a terminal; 0: as they come.", min=0, metavar="X")
 ]
-Engine = Annotated[str, typer.Option(help="auto, hf, packed, fused or flex.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No live view, no summary.")]
 
 
 def planned(
     prompt: Prompt = None,
     *,
     model: Model = MODEL,
-    index: Index = 0,
-    split: Split = "test",
-    seed: Seed = 0,
-    max_tokens: MaxTokens = 1000,
+    index: parts.Index = 0,
+    split: parts.Split = "test",
+    seed: parts.Seed = 0,
+    max_tokens: parts.MaxTokens = 1000,
     steps_ratio: StepsRatio = None,
     threshold: Threshold = None,
     pace: Pace = 12.0,
-    engine: Engine = "auto",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    engine: parts.Engine = "auto",
+    as_json: parts.AsJson = False,
+    quiet: parts.Quiet = False,
 ) -> None:
     """Write an answer live: a plan first, then masks turn into words in all of its parts at once.
 
     Passes are counted against the steps that the same text takes one token after the other.
     """
-    from stretto.cli.demo_spans import SpanBoard
+    from stretto.cli.demo_spans import LiveSpans, SpanBoard
     from stretto.eval.multipart import problems
     from stretto.params import SamplingParams
 
@@ -72,38 +62,18 @@ def planned(
     params = SamplingParams(max_tokens=max_tokens, steps_ratio=steps_ratio, threshold=threshold)
     problem = problems(seed, index + 1, split)[index] if prompt is None else None
     text = problem.prompt if problem is not None else str(prompt)
-    lm = load(
+    lm = parts.load(
         model, engine, own=MODEL, dialect="planned", lacks="spans that are written all at once",
         docs="docs/planned-training.md",
     )  # fmt: skip
     stream = lm.submit(text, params)
     board = SpanBoard(lm.vocabulary.decode, lm.card.control["pad"])
-    show = _view(text, board, pace, as_json=as_json, quiet=quiet)
-    with interruptible() as pressed:
-        finished = play(lm, stream, board, show, pressed)
-    if not as_json and not quiet:
-        _summarise(problem, stream.completion, board)
-    if as_json:
-        write_json(_facts(text, problem, stream.completion, board))
-    if not finished:
-        raise typer.Exit(INTERRUPTED)
-
-
-def _view(prompt: str, board: SpanBoard, pace: float, *, as_json: bool, quiet: bool) -> View:
-    """Live on a terminal, else lines, or nothing."""
-    if as_json or quiet:
-        return NoView()
-    if not is_live(sys.stdout):
-        for line in prompt.splitlines():
-            write_line(line)
-        return Lines(board.whole_lines)
-    from rich.console import Console
-
-    from stretto.cli.demo_spans import LiveSpans
-
-    console = Console(file=sys.stdout, highlight=False)
-    pause_s = pause_between(pace)
-    return LiveSpans(console, board, prompt, wait=lambda: time.sleep(pause_s))
+    parts.show(
+        lm, stream, board, LiveSpans, prompt=text, head=text.splitlines(), pace=pace,
+        summarise=lambda completion: _summarise(problem, completion, board),
+        facts=lambda completion: _facts(text, problem, completion, board),
+        as_json=as_json, quiet=quiet,
+    )  # fmt: skip
 
 
 def _is_right(problem: Problem, completion: Completion) -> bool:
