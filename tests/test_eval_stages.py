@@ -67,11 +67,11 @@ def test_evaluation_stages_measure_what_the_report_compares(
         assert judges == ["reference", base]
     compared = [o for o in shown if "judge_url" not in o]
     both = ("likelihood", "reference")
-    assert [o["judge"] for o in compared] == [*both * 3, "likelihood", None]
+    assert [o["judge"] for o in compared] == [*both * 3, "likelihood", "likelihood", None]
     plain, penalised = arms.values()
     untimed = [str(o["out"]) for o in options if o.get("pairs") == 0]
     against = ["eval/apar", *(arm for arm in plain if arm != "eval/apar")]
-    wanted = [plain, plain, against, against, penalised, penalised, plain, untimed]
+    wanted = [plain, plain, against, against, penalised, penalised, plain, penalised, untimed]
     assert [folders_of(o) for o in compared] == wanted
     assert {"eval", "eval-penalised", "report", *untimed} == {s.folder for s in stages}
 

@@ -403,11 +403,15 @@ def _report(sizes: Sizes) -> Stage:
         *_compare(runs, "report/instruct"),
         *_compare(against, "report/against-apar"),
         *_compare(penalised, "report/penalised"),
-        ("stretto", "eval", "plot", *runs, "--judge", "likelihood", "--out", "report/plots"),
+        *(
+            ("stretto", "eval", "plot", *own, "--judge", "likelihood", "--out", f"report/{out}")
+            for own, out in ((runs, "plots"), (penalised, "penalised-plots"))
+        ),
         ("stretto", "eval", "compare", *parts, "--out", "report/multipart"),
     )
     names = ("instruct", "against-apar", "penalised")
-    kept = (*names, *(f"{name}-reference" for name in names), "plots", "multipart")
+    references = (f"{name}-reference" for name in names)
+    kept = (*names, *references, "plots", "penalised-plots", "multipart")
     return Stage("report", 1, commands, kept)
 
 
