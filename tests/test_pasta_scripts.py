@@ -152,6 +152,76 @@ def test_prompts_with_a_lone_surrogate_are_written(place: Path, script: Run) -> 
     assert found == {"prompt": row["instruction"], "reference": row["response"]}
 
 
+# -- the page --------------------------------------------------------------------------------------
+
+SHIPPED = "pasta-bon-0.25"
+
+
+@pytest.fixture
+def page() -> dict[str, Any]:
+    """What `render.py` defines."""
+    return runpy.run_path(str(PASTA / "render.py"))
+
+
+def compared(results: Path, folder: str, content: Any) -> Path:
+    path = results / folder / "compare.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", {}, {"runs": 3}, {"runs": [{}]}, {"runs": [{"run": SHIPPED}]},
+     {"runs": [{"run": SHIPPED, "win_rate": 1.0}]}],
+    ids=str,
+)  # fmt: skip
+def test_a_comparison_that_is_none_is_one_line(
+    content: Any, tmp_path: Path, page: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = compared(tmp_path, "report/instruct", content)
+    assert told(lambda: len(page["render"](tmp_path))) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert str(path) in said
+
+
+def test_rows_that_are_none_are_one_line(
+    tmp_path: Path, page: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    compared(tmp_path, "report/instruct", {"runs": [{"run": "a"}]})
+    rows = tmp_path / "eval" / SHIPPED / "rows.jsonl.gz"
+    rows.parent.mkdir(parents=True)
+    rows.write_bytes(b"no archive")
+    assert told(lambda: len(page["render"](tmp_path))) == 2
+    assert str(rows) in capsys.readouterr().err
+
+
+def test_sums_are_held_against_their_goal(tmp_path: Path, page: dict[str, Any]) -> None:
+    run = {"run": "eval-multipart-pasta", "theoretical": 2.5, "theoretical_low": 2.4,
+           "theoretical_high": 2.6}  # fmt: skip
+    line = {"run": run["run"], "figure": "accuracy", "low": -4.0, "high": 1.0}
+    for value, is_met in ((-1.0, True), (-3.0, False)):
+        found = {"runs": [run], "paired": [line | {"value": value}]}
+        compared(tmp_path, "report/multipart", found)
+        told_goal = next(
+            text for text in page["section"]("multipart", tmp_path) if "within 2 points" in text
+        )
+        assert told_goal.startswith("- met" if is_met else "- **missed**")
+        assert f"{value} points (-4.0 to +1.0), 2.50 (2.40–2.60) times fewer steps" in told_goal
+
+
+def test_a_penalty_is_told_with_what_was_tried(tmp_path: Path, page: dict[str, Any]) -> None:
+    compared(tmp_path, "report/penalised", {"runs": [{"run": "a", "wins": 50.0, "wins_low": 40.0,
+                                                      "wins_high": 60.0}]})  # fmt: skip
+    rows = [{"penalty": 1.0, "ended": 82.5}, {"penalty": 1.1, "ended": 97.5}]
+    (tmp_path / "penalty").mkdir()
+    (tmp_path / "penalty" / "chosen.json").write_text(json.dumps({"rows": rows, "penalty": 1.1}))
+    text = "\n".join(page["section"]("penalised", tmp_path))
+    assert "Answers that end, by penalty: 1: 82 %, 1.1: 98 %. Chosen: 1.1." in text
+    assert "| a | 50.0 (40.0–60.0) |" in text
+
+
 def test_an_error_that_is_no_users_keeps_its_traceback() -> None:
     def broken() -> int:
         raise OSError("of no file")
