@@ -238,7 +238,7 @@ class Client:
         tokens_in = count_in(usage, "prompt_tokens")
         tokens_out = count_in(usage, "completion_tokens")
         is_lost = not isinstance(text, str)
-        text = "" if is_lost else self._scrubbed(text)
+        text = self._word(text) or ""
         is_estimated = not tokens_in and choice is not None
         if is_estimated:
             tokens_in, tokens_out = most_in, most_tokens([{"content": text}])

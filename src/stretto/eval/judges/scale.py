@@ -72,5 +72,6 @@ def _recovered(details: Mapping[str, Any], value: float) -> float | None:
 
 def _number(details: Mapping[str, Any], name: str) -> float | None:
     value = details.get(name)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
