@@ -77,6 +77,45 @@ def test_what_comes_with_the_package_is_as_it_was_shipped() -> None:
             assert is_intact(folder), name
 
 
+# -- pasta -----------------------------------------------------------------------------------------
+
+
+def measured(run: str, **figures: float) -> dict[str, Any]:
+    row: dict[str, Any] = {"run": run, "well_formed": 1.0, "two_at_once": 0.9, "redundant": None}
+    row |= {"win_rate": 45.0, "win_rate_low": 35.0, "win_rate_high": 55.0, "parallelism": 2.0}
+    return row | {"theoretical": 2.0, "theoretical_low": 1.8, "theoretical_high": 2.2} | figures
+
+
+def test_the_pasta_adapter_that_validation_favours_is_shipped(tmp_path: Path) -> None:
+    results, out = tmp_path / "results", tmp_path / "smollm2-135m-pasta"
+    runs = [
+        measured("pasta-bon-1", theoretical=9.0, well_formed=0.5),
+        measured("pasta-bon-4", theoretical=8.0, win_rate_high=49.0),
+        measured("pasta-sft"),
+    ]
+    write(results / "validation" / "compared" / "compare.json", {"runs": runs})
+    write(results / "sft-pasta" / "summary.json", SUMMARY)
+    with scripts("pasta"):
+        import ship as pasta
+
+        for name in (*pasta.WANTED, "notes.txt"):
+            write(results / "sft-pasta" / "model" / name, {"of": name})
+        given = ["--results", str(results), "--out", str(out)]
+        assert pasta.main(given) == 0
+        assert {path.name for path in out.iterdir()} == {*pasta.WANTED, "README.md", MANIFEST}
+        (results / "sft-pasta" / "model" / pasta.WANTED[0]).unlink()
+        with pytest.raises(InvalidInput, match="train the model first"):
+            pasta.main(given)
+        assert pasta.favoured(runs[:2])["run"] == "pasta-bon-4"
+        with pytest.raises(SystemExit, match="no well-formed arm"):
+            pasta.favoured(runs[:1])
+    assert is_intact(out)
+    assert read_manifest(out, remedy="")["source"] == {"experiment": "pasta", "arm": "pasta-sft"}
+    card = " ".join((out / "README.md").read_text().split())
+    assert "arm `pasta-sft` of `make reproduce-pasta`" in card
+    assert "win rate 45 (35 to 55; 50 is a tie), theoretical speed-up 2.00 (1.80 to 2.20)" in card
+
+
 # -- planned ---------------------------------------------------------------------------------------
 
 
@@ -165,27 +204,26 @@ def test_the_tip_model_that_was_chosen_is_shipped(tmp_path: Path) -> None:
     results, out = tmp_path / "results", tmp_path / "tiny-tip"
     new_tiny(results / "choose" / "model", "tiny-1m", ["a"], dialect="tip")
     write(results / "choose" / "choice.json", {"chosen": "0.3"})
-    for phase in ("short", "whole"):
-        write(results / "tip-sft-0" / phase / "summary.json", SUMMARY)
-    (results / "report").mkdir()
     rows = [arm("dense-grpo", 96.0, 80.0), arm("tip-kv", 97.0, 30.0)]
-    with (results / "report" / "program+tree-12-24.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    (results / "report").mkdir()
     with scripts("tip"):
         import ship as tip
 
+        sizes = tip.NORMAL
+        for phase in sizes.phases:
+            write(results / f"tip-sft-{sizes.seeds[0]}" / phase.name / "summary.json", SUMMARY)
+        with (results / tip.TABLE).open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
         assert tip.main(["--results", str(results), "--out", str(out)]) == 0
         with pytest.raises(SystemExit, match="no arm tip-kv"):
             tip.measured(rows[:1])
     assert is_intact(out)
     card = " ".join((out / "README.md").read_text().split())
     assert card.startswith("# tiny-tip A model of 0.9 million parameters")
-    assert (
-        "on 24,000 problems with registers by liveness, then 40 steps of GRPO with weight 0.3"
-        in card
-    )
+    rows_told = f"on {12_000 * len(sizes.phases):,} problems with registers by liveness"
+    assert f"{rows_told}, then {sizes.grpo.steps} steps of GRPO with weight 0.3" in card
     assert (
         "97.0 (96.0 to 98.0) % right, the same training without registers 96.0 (95.0 to 97.0) %"
         in card

@@ -11,19 +11,17 @@ at least half of the answers the one of the highest win rate.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from stages import NORMAL, evaluated
 
-from stretto.files import write_atomically
+from stretto.bench.shipping import asked, ship
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parent / "results" / "pasta"
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "pasta"
 NAME = "smollm2-135m-pasta"
-FOLDER = HERE.parent.parent / "src" / "stretto" / "models" / "shipped" / NAME
 WANTED = ("adapter_config.json", "adapter_model.safetensors", "base.json", "stretto.json")
 OPTIONAL = "preference.json"
 WELL_FORMED = 0.95
@@ -68,9 +66,9 @@ def favoured(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return max(forking, key=lambda run: run["win_rate"])
 
 
-def card(run: dict[str, Any], model: Path) -> str:
+def card(results: Path, run: dict[str, Any], model: Path) -> str:
     """The model card, from what the stages wrote."""
-    summary = json.loads((RESULTS / "sft-pasta" / "summary.json").read_bytes())
+    summary = json.loads((results / "sft-pasta" / "summary.json").read_bytes())
     notes = model / OPTIONAL
     preference = ""
     if notes.is_file():
@@ -97,20 +95,15 @@ def card(run: dict[str, Any], model: Path) -> str:
     )
 
 
-def main() -> int:
-    found = json.loads((RESULTS / "validation" / "compared" / "compare.json").read_bytes())
+def main(argv: Sequence[str] | None = None) -> int:
+    results, out = asked(argv, __doc__, RESULTS, NAME)
+    found = json.loads((results / "validation" / "compared" / "compare.json").read_bytes())
     run = favoured(found["runs"])
-    model = RESULTS / evaluated(NORMAL)[run["run"]]
-    scratch = FOLDER.with_name(f".{NAME}.tmp")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    for name in (*WANTED, OPTIONAL):
-        if (model / name).is_file() or name in WANTED:
-            shutil.copyfile(model / name, scratch / name)
-    write_atomically(scratch / "README.md", card(run, model).encode())
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    scratch.rename(FOLDER)
-    print(f"{run['run']} is {FOLDER.name}", file=sys.stderr)
+    model = results / evaluated(NORMAL)[run["run"]]
+    names = WANTED if not (model / OPTIONAL).is_file() else (*WANTED, OPTIONAL)
+    source = {"experiment": "pasta", "arm": run["run"]}
+    ship(model, out, card(results, run, model), source=source, names=names)
+    print(f"{run['run']} is {out.name}", file=sys.stderr)
     return 0
 
 

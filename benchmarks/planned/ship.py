@@ -10,7 +10,6 @@ was measured on the test problems.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -21,13 +20,11 @@ from typing import Any
 from answers import Decoded
 from cells import first_of
 
-from stretto.bench.shipping import ship
+from stretto.bench.shipping import asked, ship
 from stretto.data.rows import read_rows
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parent / "results" / "planned"
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "planned"
 NAME = "tiny-planned"
-FOLDER = HERE.parent.parent / "src" / "stretto" / "models" / "shipped" / NAME
 ARMS = ("sparse", "dense")
 POINTS = 1
 VALID = Path("answers-valid") / "valid.jsonl"
@@ -115,16 +112,11 @@ def card(results: Path, arm: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    given = parser.parse_args(argv)
-    arm = favoured(list(read_rows(given.results / VALID, Decoded)))
+    results, out = asked(argv, __doc__, RESULTS, NAME)
+    arm = favoured(list(read_rows(results / VALID, Decoded)))
     source = {"experiment": "planned", "arm": arm}
-    ship(given.results / arm / "model", given.out, card(given.results, arm), source=source)
-    print(f"{arm} is {given.out.name}", file=sys.stderr)
+    ship(results / arm / "model", out, card(results, arm), source=source)
+    print(f"{arm} is {out.name}", file=sys.stderr)
     return 0
 
 

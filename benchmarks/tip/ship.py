@@ -9,7 +9,6 @@ was measured on the test problems.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import sys
@@ -19,12 +18,10 @@ from typing import Any
 
 from stages import KV, NORMAL
 
-from stretto.bench.shipping import ship
+from stretto.bench.shipping import asked, ship
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parent / "results" / "tip"
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "tip"
 NAME = "tiny-tip"
-FOLDER = HERE.parent.parent / "src" / "stretto" / "models" / "shipped" / NAME
 CHOSEN = Path("choose")
 DENSE = "dense-grpo"
 TABLE = Path("report") / f"program+tree-{NORMAL.sizes}.csv"
@@ -93,15 +90,10 @@ def card(results: Path, model: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    given = parser.parse_args(argv)
-    model = given.results / CHOSEN / "model"
-    ship(model, given.out, card(given.results, model), source={"experiment": "tip", "arm": KV})
-    print(f"{KV} is {given.out.name}", file=sys.stderr)
+    results, out = asked(argv, __doc__, RESULTS, NAME)
+    model = results / CHOSEN / "model"
+    ship(model, out, card(results, model), source={"experiment": "tip", "arm": KV})
+    print(f"{KV} is {out.name}", file=sys.stderr)
     return 0
 
 
