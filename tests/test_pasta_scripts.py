@@ -193,6 +193,7 @@ def test_rows_that_are_none_are_one_line(
     rows = tmp_path / "eval" / SHIPPED / "rows.jsonl.gz"
     rows.parent.mkdir(parents=True)
     rows.write_bytes(b"no archive")
+    (rows.parent / "config.json").write_text('{"place": {"engine": "hf", "dtype": "float32"}}')
     assert told(lambda: len(page["render"](tmp_path))) == 2
     assert str(rows) in capsys.readouterr().err
 

@@ -12,6 +12,7 @@ import gzip
 import json
 import statistics
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -317,20 +318,22 @@ def made_by(results: Path, stage: str, name: str) -> str:
 
 
 def pace_of(folder: Path) -> str:
-    """How evenly the machine ran: the baseline's time a token, which depends on little else."""
-    rows = folder / SHIPPED / "rows.jsonl.gz"
-    if not rows.is_file():
+    """What was timed on, and how evenly the machine ran: the baseline's time a token, which depends
+    on little else."""
+    rows, config = folder / SHIPPED / "rows.jsonl.gz", folder / SHIPPED / "config.json"
+    if not rows.is_file() or not config.is_file():
         return ""
+    place = read_json(config)["place"]
     try:
         lines = gzip.decompress(rows.read_bytes()).splitlines()
         sides = [json.loads(line)["baseline"] for line in lines]
         paces = [1000 * side["decode_s"][0] / side["drawn_tokens"] for side in sides if side]
-    except (OSError, EOFError, ValueError, LookupError) as error:
+    except (OSError, EOFError, ValueError, LookupError, zlib.error) as error:
         raise InvalidInput(f"{rows} holds no timed rows ({error}); put it back") from None
     return (
-        f" It was shared: the baseline took {statistics.median(paces):.1f} ms a token in the "
-        f"median of prompts, and from {min(paces):.1f} to {max(paces):.1f}; all sides of a prompt "
-        "ran beside one another."
+        f" Engine {place['engine']}, {place['dtype']}. The machine was shared: the baseline took "
+        f"{statistics.median(paces):.1f} ms a token in the median of prompts, and from "
+        f"{min(paces):.1f} to {max(paces):.1f}; all sides of a prompt were timed one after another."
     )
 
 
