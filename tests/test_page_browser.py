@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from browsing import TOLD, browser, page_at, story_server
-from serving import CHAT, Served, slowed, wait_until
+from planned_kit import planned_lm
+from serving import CHAT, Served, serving, slowed, wait_until
 
 from stretto import SamplingParams
 from stretto.cli.trace_file import trace_document
@@ -290,6 +291,22 @@ def test_a_block_fills_in_pass_by_pass(page: Any) -> None:
     }
     assert drawn == {"text": 2, "masked": 2}  # pass 0 has nothing written, the last nothing left
     assert page.locator(".document div").text_content() == "abcd"
+
+
+def test_a_model_of_one_method_is_offered_no_other(opened: Any) -> None:
+    own = "diffusion,window=24,block=8"
+    lm = planned_lm(window=24, block=8)
+    with serving(lm) as served, page_at(opened, served) as page:
+        page.locator("#send:enabled").wait_for()
+        assert page.locator("#method option").all_text_contents() == ["auto", own]
+        assert page.locator("#compare").is_disabled()
+        page.evaluate("document.querySelector('details:has(#method)').open = true")
+        for chosen in ("auto", own):
+            page.locator("#method").select_option(chosen)
+            ask(page)
+            page.locator("#send:visible").wait_for()
+            page.locator('.answer[aria-busy="false"]').first.wait_for()
+            assert page.locator('[data-part="title"]').first.text_content() == own
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
