@@ -18,9 +18,9 @@ from fastapi import FastAPI
 from stretto import LM
 from stretto.runtime.request import Script
 from stretto.server import Settings, create_app
-from stretto.server.answers import Voice
 from stretto.server.engine import EngineLoop
 from stretto.server.run import Drained, open_socket
+from stretto.server.voice import Voice
 
 PROMISE = object()
 SYNC = object()

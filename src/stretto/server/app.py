@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from stretto import __version__
 from stretto.server import errors, openapi
-from stretto.server.answers import Answer, EventStream, answer_stream, answer_whole
+from stretto.server.answers import Answer, answer_whole
 from stretto.server.asks import accepted_methods, read_ask
 from stretto.server.engine import EngineLoop
 from stretto.server.gate import OWNER, Gate
@@ -22,6 +22,7 @@ from stretto.server.metrics import Metrics
 from stretto.server.page_files import page_routes
 from stretto.server.schema import ChatRequest, Common, CompletionRequest
 from stretto.server.settings import Settings
+from stretto.server.streams import EventStream
 from stretto.server.wire import Chat, Envelope, Shape, Text
 
 if TYPE_CHECKING:
@@ -111,11 +112,10 @@ class Server:
         )
         is_handed_on = False
         try:
-            await answer.begin(is_stream=body.stream)
             if not body.stream:
                 return await answer_whole(answer, request)
-            stall_s = self.settings.stall_s
-            stream = EventStream(answer_stream(answer), stall_s=stall_s, close=answer.close)
+            stream = EventStream(answer)
+            await stream.begin()
             is_handed_on = True
             return stream
         finally:

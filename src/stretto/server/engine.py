@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -235,7 +235,7 @@ class EngineLoop:
             loops.setdefault(job.loop, []).append(job)
         for loop, own in loops.items():
             try:
-                loop.call_soon_threadsafe(_set_all, [job.news for job in own])
+                loop.call_soon_threadsafe(_tell_all, dict.fromkeys(job.tell for job in own))
             except RuntimeError:  # the loop is closed: nobody reads
                 for job in own:
                     job.cancel()
@@ -249,6 +249,6 @@ class EngineLoop:
         self.metrics.finished(job.request)
 
 
-def _set_all(news: list[asyncio.Event]) -> None:
-    for event in news:
-        event.set()
+def _tell_all(readers: Iterable[Callable[[], object]]) -> None:
+    for tell in readers:
+        tell()

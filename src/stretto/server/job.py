@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -54,12 +55,13 @@ class Step:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A sample. `news` is set on `loop` when `progress` has changed; the jobs of one answer share
-    it. With `wants_text` that is after each pass, else at the end; `wants_steps` keeps steps too.
+    """A sample. `tell` is called on `loop` when `progress` has changed, once for all jobs that
+    share it, as those of an answer do. With `wants_text` that is after each pass, else at the end;
+    `wants_steps` keeps steps too.
     """
 
     stream: Stream
-    news: asyncio.Event
+    tell: Callable[[], None]
     deadline: float
     wants_text: bool = False
     wants_steps: bool = False

@@ -24,6 +24,8 @@ class Drawn:
 
     def cut(self, length: int) -> Drawn:
         """The token in a document of `length` characters."""
+        if self.end <= length:
+            return self
         return replace(self, text=self.text[: max(0, length - self.start)])
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import HANDLED_SIGNALS
 
 from stretto.errors import InvalidInput
 from stretto.server.errors import ApiError
+from stretto.server.streams import WRITE
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -40,6 +44,29 @@ class Protocol(H11Protocol):
         self._patience_s: float = self.config.app.state.engine.settings.stall_s  # type: ignore[union-attr]
         self._seen: tuple[Any, int] | None = None
         self._look()
+        self.app = self._offering(self.app)
+
+    def _offering(self, app: ASGIApp) -> ASGIApp:
+        """The application, with `WRITE` where the body of an answer goes in chunks, as that of
+        unknown length does unless the client is of HTTP/1.0."""
+
+        async def offering(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["http_version"] == "1.1" and scope["method"] != "HEAD":
+                scope["extensions"] = {WRITE: partial(self._write, self.cycle)}
+            try:
+                await app(scope, receive, send)
+            finally:
+                scope.pop("extensions", None)  # which has the cycle, which has the scope
+
+        return offering
+
+    def _write(self, cycle: RequestResponseCycle, data: bytes) -> bool:
+        """Does what `cycle.send` does with a part of a body, where that does not wait. An answer
+        has hundreds of small parts, and most of what they cost would be calls of Python."""
+        if cycle.disconnected or cycle.response_complete or self.flow.write_paused:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._looking.cancel()
@@ -165,9 +192,12 @@ def run(app: FastAPI, opened: socket.socket, on_ready: Callable[[], None]) -> bo
     logger = logging.getLogger("uvicorn.error")
     logger.addFilter(_is_news)
     before = {sig: signal.signal(sig, server.handle_exit) for sig in HANDLED_SIGNALS}
+    gc.collect()
+    gc.freeze()  # what is loaded stays: to look through it takes 0.3 s, while everybody waits
     try:
         server.run(sockets=[opened])  # raises what it caught again, at the end
     finally:
+        gc.unfreeze()
         logger.removeFilter(_is_news)
         for sig, handler in before.items():
             signal.signal(sig, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Sequence
@@ -10,6 +11,38 @@ from typing import Any, Protocol
 
 from stretto.completion import Completion
 from stretto.server.order import Drawn
+
+MARK = "\0"
+"""Stands in a chunk for what a `Piece` fills in. In no name: those are printable."""
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def encode(value: Any) -> str:
+    """JSON without spaces."""
+    return _ENCODER.encode(value)
+
+
+def event_of(chunk: dict[str, Any]) -> str:
+    """A server-sent event."""
+    return f"data: {encode(chunk)}\n\n"
+
+
+class Piece:
+    """Events with chunks that are alike but for text, log-probs and fields at their end: what they
+    have in common is encoded once, since there is one for each token.
+
+    Made from a chunk with `MARK` as its text and, after it, as its log-probs.
+    """
+
+    def __init__(self, chunk: dict[str, Any]) -> None:
+        self._head, self._middle, self._tail = event_of(chunk).split(encode(MARK))
+        self._open_tail = self._tail.rstrip().removesuffix("}")
+
+    def event(self, text: str, logprobs: Any, **more: Any) -> str:
+        """With `more` fields after those of the chunk."""
+        told = "null" if logprobs is None else encode(logprobs)
+        tail = f"{self._open_tail},{encode(more)[1:]}\n\n" if more else self._tail
+        return f"{self._head}{encode(text)}{self._middle}{told}{tail}"
 
 
 class Shape(Protocol):
