@@ -30,6 +30,7 @@ PATHS = {
     "GET /metrics": 1,
 }
 """Examples of each."""
+NEEDED: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +47,11 @@ def served() -> Iterator[Served]:
 def narrowed(body: dict[str, Any], number: int) -> dict[str, Any]:
     """Every other body keeps one of its fields, and a text that is one: many fields at once nearly
     always have a value that is refused, and nothing would be decoded."""
-    needed = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
     if number % 2 == 0:
         return body
-    names = sorted(set(body) - {"model", *needed})
+    names = sorted(set(body) - {"model", *NEEDED})
     kept = {names[number // 2 % len(names)]} if names else set()
-    return {k: needed.get(k, v) for k, v in body.items() if k in kept | needed.keys()}
+    return {k: NEEDED.get(k, v) for k, v in body.items() if k in kept | NEEDED.keys()}
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +96,19 @@ def test_the_schema_is_kept(served: Served, operations: dict[str, Any], label: s
     assert len(statuses) >= PATHS[label]
     assert 200 in statuses or "{" in label, statuses
     served.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("chat/completions", "messages"), ("completions", "prompt")]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_events_of_a_stream_are_as_the_schema_has_them(
+    served: Served, operations: dict[str, Any], path: str, name: str
+) -> None:
+    from schemathesis.specs.openapi.checks import response_schema_conformance
+
+    body = {"model": "tiny", "stream": True, name: NEEDED[name]}
+    case = operations[f"POST /v1/{path}"].Case(body=body, media_type="application/json")
+    response = case.call(base_url=f"http://127.0.0.1:{served.port}", timeout=30)
+    assert response.headers["content-type"][0].startswith("text/event-stream")
+    case.validate_response(response, checks=[response_schema_conformance])

@@ -137,11 +137,12 @@ def _errors(*statuses: int) -> Responses:
 
 def answers(kind: str, shape: Literal["chat", "text"]) -> Responses:
     """The answers of a path that decodes."""
-    stream = {"schema": {"type": "string", "description": f"chunks of a {kind}, then [DONE]"}}
+    data = {"type": "string", "description": f"JSON, a chunk of a {kind} or an error; then [DONE]"}
+    event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     whole: dict[str, Any] = {
         "model": ChatAnswer if shape == "chat" else TextAnswer,
         "description": "the answer, whole or as a stream of chunks",
-        "content": {"text/event-stream": stream},
+        "content": {"text/event-stream": {"schema": event}},
     }
     return {200: whole, **_errors(400, 401, 404, 408, 413, 429, 500, 503, 504)}
 
