@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import typer
 
 from stretto import cli
-from stretto.bench.stages import Folders, Stage
+from stretto.bench.stages import Folders, Stage, work_through
 
 PASTA = Path(__file__).resolve().parents[1] / "benchmarks" / "pasta"
 
@@ -169,6 +170,24 @@ def test_stages_of_one_folder_go_on_with_what_was_kept(tmp_path: Path) -> None:
     there.restore(first)
     assert (there.work / "eval" / "a" / "rows.jsonl").read_text() == "1\n2\n"
     assert [p.name for p in (there.work / "eval").iterdir()] == ["a"]
+
+
+def test_a_stage_that_was_kept_of_other_commands_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = Folders(tmp_path / "work", tmp_path / "kept")
+    stage = Stage("one", 1, (("python", "a.py", "--x", "1"),), ("rows.jsonl",))
+    (folders.work / "one").mkdir(parents=True)
+    (folders.work / "one" / "rows.jsonl").write_text("1\n")
+    folders.keep(stage, {"commands": ["python a.py --x 1"]})
+    told = []
+    for value in "12":
+        stages = [replace(stage, commands=(("python", "a.py", "--x", value),))]
+        assert work_through(stages, folders, tmp_path, only_list=True) == 0
+        told.append(capsys.readouterr().err.partition(": ")[2].strip())
+    assert told[0] == "done"
+    kept = folders.results / "one"
+    assert told[1] == f"done, by other commands; delete {kept} to run it anew"
 
 
 def test_the_command_lists_stages_and_tells_what_it_cannot_do(

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from stretto.completion import Completion
 from stretto.data.rows import Row, read_rows
 from stretto.problems import Problem, parse_sizes, problems
-from stretto.trace import Trace, is_prompt
+from stretto.trace import Trace, live_tokens
 
-if TYPE_CHECKING:
-    from stretto.completion import LiveKV
-
-PAGES = (1, 4, 8, 16)
-"""Page sizes that slots are told for; of one token a page they are the live tokens."""
+PAGES = (4, 8, 16)
+"""Page sizes that slots are told for."""
 
 
 class Solved(Row):
     """An answer. `label`: how it was decoded. `live_*` are tokens that a token of the answer sees,
     itself included; with `generated` those of the prompt are left out. `slots`: by page size what
     the pages of these tokens hold, each segment on pages of its own: mean, peak, and both without
-    the prompt. `method`: with all settings. `text`: as it was written, registers included."""
+    the prompt; empty, as `reserved_*` are, of a method that hides single tokens. `method`: with all
+    settings. `text`: as it was written, registers included."""
 
     kind: ClassVar[str] = "solved"
     label: str
@@ -69,63 +67,44 @@ class Timed(Row):
         return f"{self.label}/{self.part}"
 
 
-def solved(label: str, problem: Problem, completion: Completion) -> Solved:
-    """The row of a completion. One that was cut short is wrong."""
-    text = completion.annotated
-    return row_of(
-        label, problem, text, completion.trace,
-        live=completion.live_kv, finish=completion.finish_reason, method=completion.method,
-    )  # fmt: skip
-
-
-def row_of(
-    label: str, problem: Problem, text: str, trace: Trace, *,
-    live: LiveKV, finish: str, method: str,
-) -> Solved:  # fmt: skip
-    ended = finish == "stop"
+def solved(
+    label: str, problem: Problem, completion: Completion, *, has_pages: bool = True
+) -> Solved:
+    """The row of a completion. One that was cut short is wrong. Without `has_pages` nothing is told
+    of pages: each token is a segment, and would be counted as a page."""
+    text, live, trace = completion.annotated, completion.live_kv, completion.trace
+    ended = completion.finish_reason == "stop"
     return Solved(
         label=label,
         problem=problem.id,
         task=problem.task,
         size=problem.size,
-        method=method,
+        method=completion.method,
         is_right=ended and problem.check(text),
         is_exact=ended and problem.first_wrong(text) is None,
-        finish=finish,
+        finish=completion.finish_reason,
         num_prompt_tokens=sum(map(len, trace.prompt)),
         num_tokens=trace.num_tokens,
-        live_mean=float(f"{live.mean:.9g}"),
+        live_mean=_digits(live.mean),
         live_peak=live.peak,
-        generated_mean=float(f"{live.generated_mean:.9g}"),
+        generated_mean=_digits(live.generated_mean),
         generated_peak=live.generated_peak,
-        reserved_mean=float(f"{live.pool_mean_slots:.9g}"),
-        reserved_peak=live.pool_peak_slots,
-        slots={str(page): slots_of(trace, page) for page in PAGES},
+        reserved_mean=_digits(live.pool_mean_slots) if has_pages else None,
+        reserved_peak=live.pool_peak_slots if has_pages else None,
+        slots={str(page): slots_of(trace, page) for page in PAGES} if has_pages else {},
         text=text,
     )
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.9g}")
 
 
 def slots_of(trace: Trace, page: int) -> tuple[float, int, float, int]:
     """Slots of the pages that hold what a token of the answer sees, itself included: mean and peak,
     and both without the prompt's pages. Zeros for an empty answer."""
-    whole, generated = [], []
-    sizes = [_in_pages(len(segment), page) for segment in trace.segments]
-    for segment in trace.response:
-        seen = sum(sizes[k] for k in segment.sees)
-        prompt = sum(sizes[k] for k in segment.sees if is_prompt(trace.segments[k]))
-        for length in range(1, len(segment) + 1):
-            whole.append(seen + _in_pages(length, page))
-            generated.append(whole[-1] - prompt)
-    if not whole:
-        return 0.0, 0, 0.0, 0
-    number = len(whole)
-    means = (float(f"{sum(values) / number:.9g}") for values in (whole, generated))
-    whole_mean, generated_mean = means
-    return whole_mean, max(whole), generated_mean, max(generated)
-
-
-def _in_pages(num_tokens: int, page: int) -> int:
-    return -(-num_tokens // page) * page
+    live = live_tokens(trace, page)
+    return _digits(live.mean), live.peak, _digits(live.generated_mean), live.generated_peak
 
 
 def read_solved(paths: Iterable[Path]) -> list[Solved]:

@@ -1,16 +1,18 @@
 """Answers of a model to made problems, greedy, with what each held; each once, however often run.
 
-    python benchmarks/tip/answers.py --model MODEL --tasks program,tree --sizes 12-24 --num 100 \\
+    python benchmarks/tip/answers.py --model MODEL --tasks program,tree --sizes 20-28 --num 99 \\
         --split test --as native --out answers/NAME.jsonl
 
 `--as`: `native` (the model's own way), `remembering` (registers let go of nothing), `oracle` (the
 graph lets go of steps of a dense model), `restart` (the tokens seen are computed anew for every
-token), or `budgets`, with `--budgets` a file of `budgets.py`.
+token), or `budgets`, with `--budgets` a file of `budgets.py`. A file of rows is of one model, and
+of one file of budgets: those of another are refused (`NAME.settings.json`).
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import time
@@ -23,14 +25,23 @@ from caches import Budgeted, Oracle, remembering
 from restart import restarted
 
 from stretto import LM, SamplingParams
+from stretto.bench.experiment import told
+from stretto.data.sample import request_seed
+from stretto.data.settings import hold_to
 from stretto.data.store import Store
+from stretto.errors import ModelUnavailable
 from stretto.methods import AUTO, Method, extras
+from stretto.models.fingerprint import fingerprint
 from stretto.problems import Problem
+from stretto.problems.draw import VERSION
 
 WAYS = ("native", "remembering", "oracle", "restart", "budgets")
 REQUESTS = 128
 REQUESTS_LISTENING = 16
 """With a method that needs attention weights, whose engine reads every slot of the pool."""
+PAGE_SIZE = 8
+"""Of the pool: a step of a model with registers. Methods that hide single tokens have pages of one
+token."""
 TOKENS_A_STEP = 10
 """An answer may have so many tokens for each step of the solution, which has 8 with a register."""
 
@@ -40,28 +51,36 @@ def max_tokens(problem: Problem) -> int:
 
 
 def slots_for(problems: Sequence[Problem], requests: int) -> int:
-    """KV slots that hold so many of the longest of these at once, nothing let go of."""
-    longest = max(len(p.prompt) + 8 + max_tokens(p) for p in problems)
-    return longest * min(requests, len(problems))
+    """KV slots that hold so many of the longest of these at once, nothing let go of, in whole pages
+    of which each step has its own."""
+    longest = max(len(p.prompt) + 2 * PAGE_SIZE + max_tokens(p) for p in problems)
+    return -(-longest // PAGE_SIZE) * PAGE_SIZE * min(requests, len(problems))
+
+
+def params_of(problem: Problem) -> SamplingParams:
+    """Greedy; what a method draws of its own is of the problem."""
+    return SamplingParams(max_tokens=max_tokens(problem), seed=request_seed(0, problem.prompt))
 
 
 def decode(
     lm: LM, problems: Sequence[Problem], method: Callable[[Problem], str | Method], label: str
 ) -> tuple[list[Solved], float]:
-    """Answers decoded together, in order, and the seconds they took."""
+    """Answers decoded together, in order, and the seconds they took. Of a pool whose pages are
+    single tokens no pages are told."""
     began = time.perf_counter()
     streams = []
     try:
         for problem in problems:
-            params = SamplingParams(max_tokens=max_tokens(problem))
-            streams.append(lm.submit(problem.prompt, params, method=method(problem)))
+            own = params_of(problem)
+            streams.append(lm.submit(problem.prompt, own, method=method(problem)))
         completions = [stream.finish() for stream in streams]
     finally:
         for stream in streams:
             stream.close()
     seconds = time.perf_counter() - began
+    has_pages = lm.scheduler.pool.page_size > 1
     pairs = zip(problems, completions, strict=True)
-    return [solved(label, problem, completion) for problem, completion in pairs], seconds
+    return [solved(label, p, c, has_pages=has_pages) for p, c in pairs], seconds
 
 
 Decoder = Callable[[Sequence[Problem], str], tuple[list[Solved], float]]
@@ -86,8 +105,6 @@ def answer(out: Path, cell: Cell, decoder: Decoder) -> None:
         for start in range(0, len(left), cell.requests):
             part = left[start : start + cell.requests]
             rows, seconds = decoder(part, label)
-            for row in rows:
-                store.add(row)
             time_row = Timed(
                 label=label,
                 part=f"{cell.name}/{part[0].id}",
@@ -96,7 +113,9 @@ def answer(out: Path, cell: Cell, decoder: Decoder) -> None:
                 seconds=round(seconds, 3),
             )
             if time_row.key not in times:
-                times.add(time_row)
+                times.add(time_row)  # before the rows, which are not decoded again
+            for row in rows:
+                store.add(row)
         done = [store.rows[f"{label}/{p.id}"] for p in problems]
     right = sum(row.is_right for row in done) / len(done)
     live = sum(row.generated_mean for row in done) / len(done)
@@ -107,8 +126,24 @@ def times_of(out: Path) -> Path:
     return out.with_name(out.name.removesuffix(".jsonl") + ".times.jsonl")
 
 
-def load(model: Path, slots: int, method: str = AUTO) -> LM:
-    return LM.load(model, dtype="float32", pool_slots=slots, extras=extras(method))
+def load(model: Path, slots: int, method: str | None = None) -> LM:
+    """A model that decodes in its own way, or by a `method` that hides single tokens."""
+    room = {"pool_slots": slots, "page_size": PAGE_SIZE if method is None else 1}
+    return LM.load(model, dtype="float32", extras=extras(method or AUTO), **room)
+
+
+def hold(out: Path, model: Path, budgets: Path | None) -> None:
+    """Raises `InvalidInput` if the rows of a file are of another model, or of other budgets, and
+    `ModelUnavailable` where there is none."""
+    if not model.is_dir():
+        raise ModelUnavailable(
+            f"there is no model {str(model)!a}; run the stage that trains it once more: delete its "
+            "folder from the results"
+        )
+    digest = None if budgets is None else hashlib.sha256(budgets.read_bytes()).hexdigest()[:16]
+    settings = {"model": fingerprint(model), "budgets": digest, "problems": VERSION}
+    beside = out.with_name(out.name.removesuffix(".jsonl") + ".settings.json")
+    hold_to(beside, settings, str(out), has_rows=out.exists())
 
 
 def needed(rule: str) -> str:
@@ -143,7 +178,7 @@ def main() -> int:
     )
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--tasks", required=True)
-    parser.add_argument("--sizes", default="12-24", help="LOW-HIGH, several with commas")
+    parser.add_argument("--sizes", default="20-28", help="LOW-HIGH, several with commas")
     parser.add_argument("--num", type=int, default=100, help="problems of each task and sizes")
     parser.add_argument("--split", default="test")
     parser.add_argument("--as", dest="way", choices=WAYS, default="native")
@@ -152,6 +187,7 @@ def main() -> int:
     given = parser.parse_args()
     if (given.way == "budgets") != (given.budgets is not None):
         parser.error("--as budgets and --budgets go together")
+    hold(given.out, given.model, given.budgets)
     cells = problems_of(given.tasks.split(","), given.sizes.split(","), given.num, given.split)
     if given.way == "budgets":
         answer_by_budgets(given.model, given.budgets, cells, given.out)
@@ -174,4 +210,4 @@ def _decoder(lm: LM, way: str) -> Decoder:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(told(main))

@@ -1,12 +1,13 @@
 """Budgets at which each method holds as much as TIP does: the same mean of live generated tokens.
 
     python benchmarks/tip/budgets.py --model DENSE --held answers/tip.jsonl --tasks program,tree \\
-        --sizes 12-24 --num 48 --split valid --out budgets/budgets.json
+        --sizes 20-28 --num 63 --split valid --out budgets/budgets.json
 
 The mean that is to be met is that of the rows of `--held`, one a task and sizes, so these must be
 answers to problems of the validation split too. A method's budget is the smallest one with which
-its own answers to such problems hold at least as much: found by halving, by decoding. So no method
-has less than TIP, and none more than the step of one token allows.
+its own answers to such problems hold at least as much: found by halving, by decoding. So none holds
+more than the step of one token allows, and none less than TIP but one whose answers end at once,
+whatever its budget is: then `is_enough` is false.
 """
 
 from __future__ import annotations
@@ -20,9 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from answered import problems_of, read_solved
-from answers import REQUESTS, REQUESTS_LISTENING, decode, load, needed, slots_for
+from answers import (
+    REQUESTS,
+    REQUESTS_LISTENING,
+    decode,
+    load,
+    max_tokens,
+    needed,
+    slots_for,
+)
 from caches import Budgeted
 
+from stretto.bench.experiment import told
 from stretto.errors import InvalidInput
 from stretto.files import write_atomically
 from stretto.methods import EVICTING, extras
@@ -31,6 +41,8 @@ from stretto.problems import Problem
 PAGE_TOKENS = 1
 """Hidden together: single tokens, so that each method makes the most of its budget."""
 SINKS = 4
+UNPINNED = ("streaming_llm",)
+"""With a pinned prompt, in which its sinks are, it would be the window token for token."""
 LEAST = 4 + SINKS
 """A budget that every method can hold."""
 
@@ -43,9 +55,9 @@ def window_budget(live: float, length: float) -> float:
 
 
 def smallest(low: int, high: int, is_enough: Callable[[int], bool], guess: int) -> int:
-    """The smallest number from `low` to `high` that is enough, where `high` is taken to be and
-    larger ones are if smaller ones are. Looks around `guess` first, in growing strides."""
-    at, stride = min(max(guess, low), high), 1
+    """The smallest number from `low` to `high` that is enough, and `high` if none is; larger ones
+    are if smaller ones are. Looks around `guess` first, in growing strides."""
+    at, stride, most = min(max(guess, low), high), 1, high
     if is_enough(at):
         high = at
         while low < high and is_enough(at := max(low, high - stride)):
@@ -59,7 +71,7 @@ def smallest(low: int, high: int, is_enough: Callable[[int], bool], guess: int) 
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if is_enough(middle) else (middle + 1, high)
-    return low
+    return min(low, most)
 
 
 def held_on_average(rows: Sequence[Any]) -> float:
@@ -81,9 +93,10 @@ def chosen(
         return held[budget] >= target
 
     length = statistics.fmean(len(p.response()) for p in problems)
-    sinks = SINKS if method.rule == "streaming_llm" and not method.pin_prompt else 0
+    most = max(len(p.prompt) + 8 + max_tokens(p) for p in problems)  # hides nothing
+    sinks = SINKS if method.rule == "streaming_llm" else 0
     guess = round(window_budget(target, length)) + sinks
-    budget = smallest(LEAST, max(LEAST, 4 * guess), is_enough, guess)
+    budget = smallest(LEAST, most, is_enough, guess)
     if budget not in held:
         is_enough(budget)
     return {
@@ -93,6 +106,7 @@ def chosen(
         "budget": budget,
         "held": round(held[budget], 3),
         "target": round(target, 3),
+        "is_enough": held[budget] >= target,
         "tried": {str(b): round(h, 3) for b, h in sorted(held.items())},
     }
 
@@ -104,8 +118,8 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--held", type=Path, action="append", required=True)
     parser.add_argument("--tasks", required=True)
-    parser.add_argument("--sizes", default="12-24")
-    parser.add_argument("--num", type=int, default=48)
+    parser.add_argument("--sizes", default="20-28")
+    parser.add_argument("--num", type=int, default=63)
     parser.add_argument("--split", default="valid")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
@@ -124,7 +138,7 @@ def main() -> int:
                     f"{given.held[0]} has answers to {len({r.problem for r in held})} of "
                     f"{len(names)} {task} problems of sizes {sizes}; answer those first"
                 )
-            for pin in (False, True):
+            for pin in (False,) if rule in UNPINNED else (False, True):
                 method = Budgeted(rule, LEAST, pin, PAGE_TOKENS)
                 row = chosen(lm, problems, method, held_on_average(held), requests)
                 found.append({"task": task, "sizes": sizes, **row})
@@ -135,4 +149,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(told(main))

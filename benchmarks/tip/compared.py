@@ -1,4 +1,4 @@
-"""Tables of the TIP experiment, from its rows: what each arm is right in, and what it holds.
+"""Arms of the TIP experiment, from their rows: what each is right in, and what it holds.
 
 A problem is what is drawn anew for an interval, with all training seeds that answered it: its value
 is the mean over them. Beside the interval stand the least and the largest mean of a seed.
@@ -61,14 +61,22 @@ def live(row: Solved) -> float:
     return row.generated_mean
 
 
+def length(row: Solved) -> float:
+    return row.num_tokens
+
+
 def saved(row: Solved) -> float:
     """Percent less than what dense decoding of as many tokens holds of them."""
     dense = row.dense_generated_mean
     return 100 * (1 - row.generated_mean / dense) if row.num_tokens else 0.0
 
 
+# -- tables ----------------------------------------------------------------------------------------
+
+
 def table_row(arm: Arm, reference: Arm | None) -> dict[str, Any]:
-    """A row of a table. `reference`: Dense+GRPO, to which differences are paired by problem."""
+    """A row of a table. `reference`: Dense+GRPO, to which differences are paired by problem;
+    `problems_paired` are those of both."""
     row: dict[str, Any] = {"arm": arm.name, "seeds": len(arm.seeds)}
     row["problems"] = len(arm.by_problem(accuracy))
     for name, value in (("accuracy", accuracy), ("live", live), ("saved", saved)):
@@ -83,17 +91,30 @@ def table_row(arm: Arm, reference: Arm | None) -> dict[str, Any]:
     row["live_peak"] = statistics.fmean(r.generated_peak for r in every)
     row["with_prompt"] = statistics.fmean(r.live_mean for r in every)
     row["with_prompt_peak"] = statistics.fmean(r.live_peak for r in every)
-    for name in ("reserved_mean", "reserved_peak"):
-        held = [value for r in every if (value := getattr(r, name)) is not None]
-        row[name] = statistics.fmean(held) if held else None
-    for page in PAGES[1:]:
-        slots = [r.slots[str(page)] for r in every]
-        row[f"slots_{page}"] = statistics.fmean(s[2] for s in slots)
-        row[f"slots_{page}_peak"] = statistics.fmean(s[3] for s in slots)
-        row[f"slots_{page}_with_prompt"] = statistics.fmean(s[0] for s in slots)
-    over = difference(arm, reference, accuracy) if reference is not None else None
-    row |= _told("accuracy_over_dense", over)
+    row |= _pages(every)
+    over = None
+    if reference is not None:
+        over = difference(arm, reference, accuracy)
+        row["problems_paired"] = over.problems
+    else:
+        row["problems_paired"] = None
+    row |= _told("accuracy_over_dense", None if over is None else over.estimate)
     return rounded(row)
+
+
+def _pages(rows: Sequence[Solved]) -> dict[str, float | None]:
+    """Means of what pages hold; None where single tokens were hidden."""
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if known else None
+
+    found = {n: mean([getattr(r, n) for r in rows]) for n in ("reserved_mean", "reserved_peak")}
+    for page in PAGES:
+        slots = [r.slots.get(str(page)) for r in rows]
+        for end, place in (("", 2), ("_peak", 3), ("_with_prompt", 0)):
+            found[f"slots_{page}{end}"] = mean([s and s[place] for s in slots])
+    return found
 
 
 def _told(name: str, estimate: Estimate | None) -> dict[str, float | None]:
@@ -102,105 +123,38 @@ def _told(name: str, estimate: Estimate | None) -> dict[str, float | None]:
     return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
-def difference(a: Arm, b: Arm, value: Callable[[Solved], float]) -> Estimate:
+# -- two arms --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A figure of two arms with its interval. `problems`: those that both have answered;
+    `left_out`: of these without a ratio, for one side is 0."""
+
+    estimate: Estimate
+    problems: int
+    left_out: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        told = {**self.estimate.to_json(), "problems": self.problems}
+        return told | ({"left_out": self.left_out} if self.left_out else {})
+
+
+def difference(a: Arm, b: Arm, value: Callable[[Solved], float]) -> Paired:
     """The mean of a - b, over the problems of both."""
-    return paired_difference(*_paired(a, b, value), seed=0)
+    one, other = _paired(a, b, value)
+    return Paired(paired_difference(one, other, seed=0), len(one))
 
 
-def ratio(a: Arm, b: Arm, value: Callable[[Solved], float]) -> Estimate:
+def ratio(a: Arm, b: Arm, value: Callable[[Solved], float]) -> Paired:
     """The geometric mean of a / b over the problems of both."""
-    return paired_ratio(*_paired(a, b, value), seed=0)
+    one, other = _paired(a, b, value)
+    positive = [pair for pair in zip(one, other, strict=True) if min(pair) > 0]
+    above, below = [list(side) for side in zip(*positive, strict=True)] if positive else ([], [])
+    return Paired(paired_ratio(above, below, seed=0), len(one), len(one) - len(positive))
 
 
 def _paired(a: Arm, b: Arm, value: Callable[[Solved], float]) -> tuple[list[float], list[float]]:
     one, other = a.by_problem(value), b.by_problem(value)
     both = [name for name in one if name in other]
     return [one[name] for name in both], [other[name] for name in both]
-
-
-# -- what was to be shown --------------------------------------------------------------------------
-
-AT_LEAST_SAVED = 59.0
-AT_LEAST_BELOW = 20.0
-TIES_WITHIN = 5.0
-
-
-def claims(arms: Mapping[str, Arm], baselines: Mapping[str, Arm]) -> list[dict[str, Any]]:
-    """Each claim with its figures and whether it holds. `arms` by name, `baselines` as they are on
-    the model of Dense+GRPO; problems as long as those trained on."""
-    on = {name: arm.of(lambda r: r.task in BOTH) for name, arm in arms.items()}
-    dense, tip = on["dense-grpo"], on["tip-kv"]
-    accurate, reference = tip.estimate(accuracy), dense.estimate(accuracy)
-    held = {arm.name: arm.estimate(live) for arm in (tip, dense)}
-    less = 100 * (1 - _value(held[tip.name]) / _value(held[dense.name]))
-    found = [
-        _claim(
-            "TIP+GRPO is not below the interval of Dense+GRPO, programs and trees",
-            _value(accurate) >= _low(reference),
-            {"tip": accurate.to_json(), "dense": reference.to_json(),
-             "difference": difference(tip, dense, accuracy).to_json()},
-        ),
-        _claim(
-            f"it holds at least {AT_LEAST_SAVED:g} % fewer live generated tokens",
-            less >= AT_LEAST_SAVED,
-            {"less_percent": less, "at_same_length_percent": tip.estimate(saved).to_json(),
-             **{name: estimate.to_json() for name, estimate in held.items()}},
-        ),
-    ]  # fmt: skip
-    for name, arm in baselines.items():
-        own = arm.of(lambda r: r.task in BOTH)
-        over = difference(tip, own, accuracy)
-        found.append(
-            _claim(
-                f"{name} at the same mean is at least {AT_LEAST_BELOW:g} points below it",
-                _value(over) >= AT_LEAST_BELOW,
-                {"difference": over.to_json(), "live": own.estimate(live).to_json()},
-            )
-        )
-    return [*found, *_chains(arms, baselines), _lowers(on)]
-
-
-def _chains(arms: Mapping[str, Arm], baselines: Mapping[str, Arm]) -> list[dict[str, Any]]:
-    """Where the last steps are all that is needed, a window should be as good."""
-    tip = arms["tip-kv"].of(lambda r: r.task == "chain")
-    found = []
-    for name in ("window+prompt", "streaming_llm+prompt"):
-        own = baselines[name].of(lambda r: r.task == "chain") if name in baselines else None
-        if own is None or not own.rows or not tip.rows:
-            continue
-        over = difference(tip, own, accuracy)
-        told = {"difference": over.to_json(), "live": own.estimate(live).to_json()}
-        ties = abs(_value(over)) <= TIES_WITHIN
-        found.append(_claim(f"on chains {name} ties (within {TIES_WITHIN:g} points)", ties, told))
-    return found
-
-
-def _lowers(on: Mapping[str, Arm]) -> dict[str, Any]:
-    tip, plain, before = (on[name] for name in ("tip-kv", "tip-grpo", "tip-sft"))
-    held, length = ratio(tip, before, live), ratio(tip, before, lambda r: r.num_tokens)
-    over = difference(tip, plain, accuracy)
-    holds = _high(held) < 1 and _high(over) >= 0 and abs(_value(length) - 1) <= 0.02
-    told = {
-        "live_ratio_to_sft": held.to_json(),
-        "live_ratio_to_weight_0": ratio(tip, plain, live).to_json(),
-        "length_ratio_to_sft": length.to_json(),
-        "accuracy_over_weight_0": over.to_json(),
-        "accuracy_over_sft": difference(tip, before, accuracy).to_json(),
-    }
-    return _claim("GRPO lowers live tokens at equal accuracy and length", holds, told)
-
-
-def _claim(text: str, holds: bool, figures: dict[str, Any]) -> dict[str, Any]:
-    return {"claim": text, "holds": bool(holds), **figures}
-
-
-def _value(estimate: Estimate) -> float:
-    return float("nan") if estimate.value is None else estimate.value
-
-
-def _low(estimate: Estimate) -> float:
-    return float("nan") if estimate.low is None else estimate.low
-
-
-def _high(estimate: Estimate) -> float:
-    return float("nan") if estimate.high is None else estimate.high

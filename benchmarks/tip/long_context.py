@@ -21,6 +21,7 @@ from caches import remembering
 from sides import Side, in_turn, ratios
 
 from stretto import LM, SamplingParams
+from stretto.bench.experiment import told
 from stretto.bench.machine import describe_machine
 from stretto.bench.pairs import rested, rounded
 from stretto.dialects.registers import DEFAULT_REGISTERS, register_name
@@ -32,14 +33,17 @@ PROMPT = "Count."
 TIP, DENSE, SHORT = "tip", "dense", "dense, short"
 
 
-def script_of(lm: LM, step_tokens: int) -> Callable[[str, int], int]:
-    """A register, then words, again and again."""
-    registers = [lm.card.control[register_name(i)] for i in range(DEFAULT_REGISTERS)]
+def script_of(
+    lm: LM, step_tokens: int, num_registers: int = DEFAULT_REGISTERS
+) -> Callable[[str, int], int]:
+    """A register, then words, again and again; of no registers words alone."""
+    registers = [lm.card.control[register_name(i)] for i in range(num_registers)]
     words = lm.vocabulary.encode(" one two three four five six seven eight nine ten")
 
     def forced(_: str, index: int) -> int:
         step, place = divmod(index, step_tokens)
-        return words[index % len(words)] if place else registers[step % len(registers)]
+        is_register = place == 0 and registers
+        return registers[step % len(registers)] if is_register else words[index % len(words)]
 
     return forced
 
@@ -112,4 +116,4 @@ def _sides(slots: int, page: int) -> list[Side]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(told(main))

@@ -1,29 +1,34 @@
 """Training rows and models with random weights: what every arm begins with.
 
     python benchmarks/tip/prepare.py --phase short:6-8:program=100,tree=100 --shape tiny-1m \\
-        --labels tip=liveness-8-4 --labels round-robin=round-robin-4 --seeds 0,1,2 --out data
+        --labels tip=liveness-8-1 --labels in-turn=round-robin-5 --seeds 0,1,2 --out data
 
 Writes `PHASE-LABELS.jsonl`, the same problems in the same order for all labels, and `start-SEED`, a
 model for each seed, and `start-SEED-plain`, the same without registers. Problems that need more
-registers than there are are
-left out of all files and counted. What is there already is left as it is.
+registers than there are are left out of all files and counted. What is there already is left as it
+is; a folder that was begun with other problems, labels or models is refused (`settings.json`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from stretto.bench.experiment import told
 from stretto.data.labels import Labels, Tally
 from stretto.data.registers import max_live
 from stretto.data.rows import Annotated
+from stretto.data.settings import hold_to
 from stretto.data.store import line_of
+from stretto.errors import InvalidInput
 from stretto.files import write_atomically
 from stretto.models.tiny import make_tiny
 from stretto.problems import ALPHABET, Problem, parse_sizes, problems
+from stretto.problems.draw import VERSION
 from stretto.problems.rows import rows_of
 
 KINDS = {"tip": "", "plain": "-plain"}
@@ -31,13 +36,22 @@ KINDS = {"tip": "", "plain": "-plain"}
 
 
 def labels_of(text: str) -> tuple[str, Labels]:
-    """From NAME=POLICY-REGISTERS or, with slack, NAME=POLICY-REGISTERS-SLACK."""
-    name, _, rest = text.partition("=")
-    for policy in ("liveness", "round-robin", "random"):
-        if rest.startswith(f"{policy}-"):
-            numbers = [int(part) for part in rest.removeprefix(f"{policy}-").split("-")]
-            return name, Labels(policy, numbers[0], slack=numbers[1] if len(numbers) > 1 else 0)
-    raise SystemExit(f"labels {text!r} are none; give NAME=liveness-8-4, for one")
+    """From NAME=POLICY-REGISTERS or, with slack, NAME=POLICY-REGISTERS-SLACK. Raises
+    `InvalidInput`."""
+    known = "liveness|round-robin|random"
+    form = re.fullmatch(rf"([^=]+)=({known})-([0-9]{{1,3}})(?:-([0-9]{{1,3}}))?", text)
+    if form is None:
+        raise InvalidInput(f"labels {text!a} are none; give NAME=liveness-8-1, for one")
+    name, policy, registers, slack = form.groups()
+    return name, Labels(policy, int(registers), slack=int(slack or 0))
+
+
+def phase_of(text: str) -> tuple[str, str, str]:
+    """From NAME:SIZES:TASK=N,...: name, sizes, counts. Raises `InvalidInput`."""
+    if not re.fullmatch(r"[^:]+:[^:]+:\w+=[0-9]{1,7}(,\w+=[0-9]{1,7})*", text):
+        raise InvalidInput(f"phase {text!a} is none; give NAME:6-10:program=100,tree=100, for one")
+    name, sizes, counts = text.split(":")
+    return name, sizes, counts
 
 
 def drawn(sizes: str, counts: str, registers: int) -> tuple[list[Problem], int]:
@@ -50,14 +64,28 @@ def drawn(sizes: str, counts: str, registers: int) -> tuple[list[Problem], int]:
     return kept, len(every) - len(kept)
 
 
-def write_rows(path: Path, found: Sequence[Problem], labels: Labels) -> dict[str, object]:
+def labelled(found: Sequence[Problem], labels: Labels) -> tuple[bytes, dict[str, object]]:
+    """The lines of a file of rows, and what there is to tell of them."""
     tally = Tally()
     rows = [row for _, row in rows_of(found, labels, tally)]
     if not all(isinstance(row, Annotated) for row in rows):
         raise AssertionError("a problem that fits has no labels")
     lines = (line_of(row.model_dump(exclude_none=True)) for row in rows)
-    write_atomically(path, b"".join(lines))
-    return tally.to_json()
+    return b"".join(lines), tally.to_json()
+
+
+def write_phase(out: Path, phase: str, labels: Mapping[str, Labels], registers: int) -> None:
+    """The files of a phase that are not there, of each first what `rows.json` tells of it."""
+    name, sizes, counts = phase_of(phase)
+    missing = {k: v for k, v in labels.items() if not (out / f"{name}-{k}.jsonl").exists()}
+    found, left_out = drawn(sizes, counts, registers) if missing else ([], 0)
+    told_at = out / "rows.json"
+    facts = json.loads(told_at.read_text()) if told_at.exists() else {}
+    for kind, own in missing.items():
+        lines, tally = labelled(found, own)
+        facts[f"{name}-{kind}"] = {"phase": phase, "left_out": left_out, **tally}
+        write_atomically(told_at, (json.dumps(facts, indent=1) + "\n").encode())
+        write_atomically(out / f"{name}-{kind}.jsonl", lines)
 
 
 def write_models(out: Path, shape: str, registers: int, seed: int) -> None:
@@ -77,6 +105,17 @@ def write_models(out: Path, shape: str, registers: int, seed: int) -> None:
             made.save(folders[made.card.dialect])
 
 
+def hold(given: argparse.Namespace) -> None:
+    """Raises `InvalidInput` if the folder was begun otherwise, but for seeds, which may be more."""
+    settings = {name: getattr(given, name) for name in ("phase", "labels", "shape", "registers")}
+    hold_to(
+        given.out / "settings.json",
+        {"problems": VERSION, **settings},
+        str(given.out),
+        has_rows=any(given.out.glob("*.jsonl")) or any(given.out.glob("start-*")),
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -88,26 +127,17 @@ def main() -> int:
     parser.add_argument("--seeds", required=True)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    told_at = given.out / "rows.json"
-    told = json.loads(told_at.read_text()) if told_at.exists() else {}
     labels = dict(map(labels_of, given.labels))
     for phase in given.phase:
-        name, sizes, counts = phase.split(":")
-        missing = {
-            k: v for k, v in labels.items() if not (given.out / f"{name}-{k}.jsonl").exists()
-        }
-        if not missing:
-            continue
-        found, left_out = drawn(sizes, counts, given.registers)
-        for kind, own in missing.items():
-            facts = write_rows(given.out / f"{name}-{kind}.jsonl", found, own)
-            told[f"{name}-{kind}"] = {"phase": phase, "left_out": left_out, **facts}
-            write_atomically(told_at, (json.dumps(told, indent=1) + "\n").encode())
+        phase_of(phase)  # before the folder is held to it
+    given.out.mkdir(parents=True, exist_ok=True)
+    hold(given)
+    for phase in given.phase:
+        write_phase(given.out, phase, labels, given.registers)
     for seed in map(int, given.seeds.split(",")):
         write_models(given.out, given.shape, given.registers, seed)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(told(main))

@@ -1,137 +1,14 @@
-"""The stages of the TIP experiment: which commands, how large, and what is kept of each."""
+"""The stages of the TIP experiment: which commands, and what is kept of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from sizes import FULL, NORMAL, QUICK, Sizes
 
 from stretto.bench.stages import Command, Stage
 
-
-@dataclass(frozen=True)
-class Phase:
-    """Some problems, and how they are learnt from. `counts`: problems of each task."""
-
-    name: str
-    sizes: str
-    counts: tuple[tuple[str, int], ...]
-    epochs: float
-    batch: int
-    lr: float
-
-    @property
-    def text(self) -> str:
-        counts = ",".join(f"{task}={number}" for task, number in self.counts)
-        return f"{self.name}:{self.sizes}:{counts}"
-
-
-@dataclass(frozen=True)
-class Grpo:
-    """Steps of training by reward. `weights`: of KV, one of which is chosen on the validation
-    split."""
-
-    steps: int
-    prompts: int
-    samples: int
-    lr: float
-    weights: tuple[str, ...]
-    valid_every: int
-    valid: int
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much of everything. `test`, `valid`: problems of each task and range of sizes. `longer`:
-    sizes that nothing was trained on. `minutes` scales the estimates, which are of two cores."""
-
-    shape: str
-    tasks: tuple[str, ...]
-    sizes: str
-    longer: str
-    phases: tuple[Phase, ...]
-    registers: int
-    slack: int
-    in_turn: int
-    seeds: tuple[int, ...]
-    grpo: Grpo
-    test: int
-    longer_test: int
-    valid: int
-    throughput: tuple[str, ...] = ()
-    long_context: tuple[str, ...] = ()
-    is_full: bool = False
-    minutes: float = 1.0
-
-    @property
-    def max_tokens(self) -> int:
-        """Of an answer: ten a step, as in `answers.py`."""
-        return 10 * (int(self.sizes.rpartition("-")[2]) + 1)
-
-
-def _mixed(program: int, tree: int, chain: int, dag: int = 0) -> tuple[tuple[str, int], ...]:
-    counts = {"program": program, "tree": tree, "chain": chain, "dag": dag}
-    return tuple((task, number) for task, number in counts.items() if number)
-
-
-SHORT = Phase("short", "6-10", _mixed(6000, 6000, 3000), 1, 16, 2e-3)
-WHOLE = Phase("whole", "12-24", _mixed(10000, 10000, 4000), 1, 16, 1e-3)
-NORMAL = Sizes(
-    shape="tiny-1m",
-    tasks=("program", "tree", "chain"),
-    sizes="12-24",
-    longer="28-40",
-    phases=(SHORT, WHOLE),
-    registers=8,
-    slack=4,
-    in_turn=4,
-    seeds=(0, 1, 2),
-    grpo=Grpo(40, 8, 8, 1e-4, ("0.3", "1"), 10, 39),
-    test=130,
-    longer_test=65,
-    valid=65,
-)
-FULL = Sizes(
-    shape="tiny-1m",
-    tasks=("program", "tree", "chain", "dag"),
-    sizes="12-24",
-    longer="28-40",
-    phases=(
-        Phase("short", "6-10", _mixed(8000, 8000, 4000, 8000), 1, 16, 2e-3),
-        Phase("whole", "12-24", _mixed(16000, 16000, 8000, 16000), 1, 16, 1e-3),
-    ),
-    registers=8,
-    slack=4,
-    in_turn=4,
-    seeds=(0, 1, 2),
-    grpo=Grpo(80, 12, 8, 1e-4, ("0.1", "0.3", "1", "3"), 10, 65),
-    test=260,
-    longer_test=130,
-    valid=130,
-    is_full=True,
-    minutes=3.0,
-)
-QUICK = Sizes(
-    shape="tiny-1m",
-    tasks=("program", "tree", "chain"),
-    sizes="6-7",
-    longer="8-9",
-    phases=(
-        Phase("short", "6-6", _mixed(8, 8, 8), 1, 8, 2e-3),
-        Phase("whole", "6-7", _mixed(8, 8, 8), 1, 8, 1e-3),
-    ),
-    registers=8,
-    slack=4,
-    in_turn=4,
-    seeds=(0,),
-    grpo=Grpo(1, 2, 2, 1e-4, ("0.3",), 1, 2),
-    test=2,
-    longer_test=2,
-    valid=2,
-    throughput=("--num", "4", "--pairs", "1", "--sizes", "6-7"),
-    long_context=("--context", "96", "--live", "32", "--tokens", "8", "--pairs", "1"),
-    minutes=0.02,
-)
-
+__all__ = ["FULL", "KV", "NORMAL", "QUICK", "arms", "model_of", "stages_of"]
 
 # -- arms ------------------------------------------------------------------------------------------
 
@@ -167,22 +44,25 @@ def model_of(sizes: Sizes, arm: str, seed: int) -> str:
 
 
 def stages_of(sizes: Sizes) -> list[Stage]:
-    """All stages, in an order in which each finds what it reads."""
-    seeds = sizes.seeds
+    """All stages, in an order in which each finds what it reads. Those of the first seed come
+    first, up to what is chosen by it: whether the problems are learnt at all is seen early."""
+    seeds, own = sizes.seeds, arms(sizes)
+    supervised = ("dense-sft", "tip-sft")
     return [
         _data(sizes),
-        *(_sft(sizes, arm, seed) for seed in seeds for arm in ("dense-sft", "tip-sft")),
-        *(_grpo(sizes, "tip-grpo", seed) for seed in seeds[:1]),
+        *(_sft(sizes, arm, seeds[0]) for arm in supervised),
+        _gate(sizes, supervised),
+        _grpo(sizes, "tip-grpo", seeds[0]),
         *(_weighted(sizes, weight) for weight in sizes.grpo.weights),
         *_choose(sizes),
-        *(_grpo(sizes, KV, seed) for seed in seeds[1:]),
-        *(_grpo(sizes, "tip-grpo", seed) for seed in seeds[1:]),
-        *(_grpo(sizes, "dense-grpo", seed) for seed in seeds),
+        _grpo(sizes, "dense-grpo", seeds[0]),
+        *(_sft(sizes, arm, seed) for seed in seeds[1:] for arm in supervised),
+        *(_grpo(sizes, arm, s) for s in seeds[1:] for arm in (KV, "tip-grpo", "dense-grpo")),
         *_budgets(sizes),
-        *(_sft(sizes, "in-turn-sft", seed) for seed in seeds),
-        *(_grpo(sizes, "in-turn-grpo", seed) for seed in seeds),
-        *(_sft(sizes, "random-sft", seed) for seed in arms(sizes)["random-sft"]),
-        *(_answers(sizes, arm) for arm in arms(sizes)),
+        *(_sft(sizes, "in-turn-sft", seed) for seed in own["in-turn-sft"]),
+        *(_grpo(sizes, "in-turn-grpo", seed) for seed in own["in-turn-grpo"]),
+        *(_sft(sizes, "random-sft", seed) for seed in own["random-sft"]),
+        *(_answers(sizes, arm) for arm in own),
         _matrix(sizes),
         *_policies(sizes),
         *_speed(sizes),
@@ -191,6 +71,8 @@ def stages_of(sizes: Sizes) -> list[Stage]:
 
 
 # -- training --------------------------------------------------------------------------------------
+
+RUN_FILES = ("metrics.jsonl", "summary.json", "config.json", "environment.json")
 
 
 def _data(sizes: Sizes) -> Stage:
@@ -205,7 +87,7 @@ def _data(sizes: Sizes) -> Stage:
         *(part for name in LABELS for part in ("--labels", f"{name}={labels[name]}")),
         "--seeds", ",".join(map(str, sizes.seeds)), "--out", "data",
     )  # fmt: skip
-    return Stage("data", _minutes(sizes, 3), (command,))
+    return Stage("data", _minutes(sizes, 2), (command,))
 
 
 def _sft(sizes: Sizes, arm: str, seed: int) -> Stage:
@@ -223,17 +105,21 @@ def _sft(sizes: Sizes, arm: str, seed: int) -> Stage:
             "stretto", "train", "sft", "--model", model, "--data", rows,
             *settings, "--full", "--dtype", "float32", "--schedule", "cosine",
             "--lr", str(phase.lr), "--batch", str(phase.batch), "--epochs", str(phase.epochs),
-            "--seed", str(seed), "--checkpoint-every", "200", "--out", out,
+            "--seed", str(seed), "--pack-tokens", "4096", "--checkpoint-every", "200",
+            "--out", out,
         )  # fmt: skip
         commands.append(command)
         model = f"{out}/model"
-    last = sizes.phases[-1].name
-    files = ("metrics.jsonl", "summary.json", "config.json", "environment.json")
-    kept = [f"{phase.name}/{file}" for phase in sizes.phases for file in files]
-    return Stage(f"{arm}-{seed}", _minutes(sizes, 12), tuple(commands), (f"{last}/model", *kept))
+    kept = [f"{phase.name}/{file}" for phase in sizes.phases for file in RUN_FILES]
+    kept += _weights(f"{arm}-{seed}", sizes, f"{sizes.phases[-1].name}/model")
+    return Stage(f"{arm}-{seed}", max(1, round(sizes.sft_minutes)), tuple(commands), tuple(kept))
 
 
-GRPO_FILES = ("model", "metrics.jsonl", "summary.json", "config.json", "environment.json")
+def _weights(name: str, sizes: Sizes, model: str) -> list[str]:
+    """The model of a run, if its weights go into the repository: those of the first seed that a
+    reader may want to try (and `choose/model`, the best of them)."""
+    seed = sizes.seeds[0]
+    return [model] if name in (f"tip-sft-{seed}", f"dense-grpo-{seed}") else []
 
 
 def _grpo(sizes: Sizes, arm: str, seed: int) -> Stage:
@@ -255,37 +141,53 @@ def _weighted_run(sizes: Sizes, weight: str) -> str:
 
 
 def _rewarded(sizes: Sizes, name: str, model: str, seed: int, weight: Sequence[str]) -> Stage:
+    """All with the same settings, so that arms differ in the weight alone."""
     own = sizes.grpo
     command = (
-        "stretto", "train", "grpo", *weight, "--model", model, "--task", ",".join(sizes.tasks),
-        "--sizes", sizes.sizes, "--split", "train", "--task-seed", "1",
-        "--limit", str(own.steps * own.prompts),
+        "stretto", "train", "grpo", *weight, "--kv-tokens", "control", "--model", model,
+        "--task", ",".join(sizes.tasks), "--sizes", sizes.sizes, "--split", "train",
+        "--task-seed", "1", "--limit", str(own.steps * own.prompts),
         "--valid-split", "valid", "--valid-limit", str(own.valid),
         "--valid-every", str(own.valid_every), "--steps", str(own.steps),
         "--prompts-per-step", str(own.prompts), "--samples", str(own.samples),
-        "--max-tokens", str(sizes.max_tokens), "--full", "--dtype", "float32",
-        "--lr", str(own.lr), "--seed", str(seed), "--out", name,
+        "--minibatches", str(own.minibatches), "--max-tokens", str(sizes.max_tokens),
+        "--full", "--dtype", "float32", "--lr", str(own.lr), "--warmup", "0.05",
+        "--seed", str(seed), "--out", name,
     )  # fmt: skip
-    return Stage(name, _minutes(sizes, 7), (command,), GRPO_FILES)
+    kept = (*RUN_FILES, *_weights(name, sizes, "model"))
+    return Stage(name, max(1, round(own.minutes)), (command,), kept)
 
 
 # -- what is chosen on the validation split --------------------------------------------------------
+
+
+def _gate(sizes: Sizes, supervised: Sequence[str]) -> Stage:
+    """Whether the first seed has learnt the problems, and what it holds."""
+    runs = {f"{arm}-{sizes.seeds[0]}": model_of(sizes, arm, sizes.seeds[0]) for arm in supervised}
+    answers = tuple(_valid(sizes, m, f"valid-sft/{name}") for name, m in runs.items())
+    gate = (
+        "python", "gate.py", *(f"valid-sft/{name}.jsonl" for name in runs),
+        "--least", f"{sizes.gate:g}", "--out", "valid-sft/gate.json",
+    )  # fmt: skip
+    kept = ("gate.json", *_files(runs))
+    return Stage("valid-sft", _minutes(sizes, 2), (*answers, gate), kept)
 
 
 def _choose(sizes: Sizes) -> list[Stage]:
     """The weight of KV: by the answers of the first seed."""
     seed = sizes.seeds[0]
     runs = {"0": f"tip-grpo-{seed}"} | {w: _weighted_run(sizes, w) for w in sizes.grpo.weights}
-    answers = tuple(_valid(sizes, f"{run}/model", run) for run in runs.values())
-    kept = tuple(f"{run}.jsonl" for run in runs.values())
+    folder = "valid-weights"
+    answers = tuple(_valid(sizes, f"{run}/model", f"{folder}/{run}") for run in runs.values())
+    kept = _files(runs.values())
     plain = runs.pop("0")
+    weights = [f"{w}={folder}/{run}.jsonl:{run}" for w, run in runs.items()]
     choose = (
-        "python", "choose.py", "--plain", f"valid/{plain}.jsonl",
-        *(part for w, run in runs.items() for part in ("--weight", f"{w}=valid/{run}.jsonl:{run}")),
-        "--out", "choose",
+        "python", "choose.py", "--plain", f"{folder}/{plain}.jsonl",
+        *(part for weight in weights for part in ("--weight", weight)), "--out", "choose",
     )  # fmt: skip
     return [
-        Stage("valid-weights", _minutes(sizes, 5), answers, kept, "valid"),
+        Stage(folder, _minutes(sizes, 2), answers, kept),
         Stage("choose", 1, (choose,), ("kv.toml", "choice.json", "metrics.jsonl", "model")),
     ]
 
@@ -293,27 +195,25 @@ def _choose(sizes: Sizes) -> list[Stage]:
 def _budgets(sizes: Sizes) -> list[Stage]:
     """Budgets of the baselines: where they hold what TIP with the chosen weight holds, over its
     seeds."""
+    folder = "valid-held"
     names = {seed: f"{KV}-{seed}" for seed in sizes.seeds}
-    answers = tuple(_valid(sizes, model_of(sizes, KV, s), name) for s, name in names.items())
-    kept = tuple(f"{name}.jsonl" for name in names.values())
+    answers = tuple(
+        _valid(sizes, model_of(sizes, KV, seed), f"{folder}/{name}") for seed, name in names.items()
+    )
     budgets = (
         "python", "budgets.py", "--model", model_of(sizes, "dense-grpo", sizes.seeds[0]),
-        *(part for name in names.values() for part in ("--held", f"valid/{name}.jsonl")),
+        *(part for name in names.values() for part in ("--held", f"{folder}/{name}.jsonl")),
         "--tasks", ",".join(sizes.tasks), "--sizes", sizes.sizes,
         "--num", str(sizes.valid), "--split", "valid", "--out", "budgets/budgets.json",
     )  # fmt: skip
     return [
-        Stage("valid-held", _minutes(sizes, 5), answers, kept, "valid"),
-        Stage("budgets", _minutes(sizes, 25), (budgets,), ("budgets.json",)),
+        Stage(folder, _minutes(sizes, 2), answers, _files(names.values())),
+        Stage("budgets", _minutes(sizes, 15), (budgets,), ("budgets.json",)),
     ]
 
 
-def _valid(sizes: Sizes, model: str, name: str) -> Command:
-    return (
-        "python", "answers.py", "--model", model, "--tasks", ",".join(sizes.tasks),
-        "--sizes", sizes.sizes, "--num", str(sizes.valid), "--split", "valid",
-        "--out", f"valid/{name}.jsonl",
-    )  # fmt: skip
+def _valid(sizes: Sizes, model: str, out: str) -> Command:
+    return _asked(sizes, model, out, split="valid", number=sizes.valid)
 
 
 # -- what is reported ------------------------------------------------------------------------------
@@ -331,30 +231,29 @@ CACHES = (
 
 def _answers(sizes: Sizes, arm: str) -> Stage:
     """Answers to test problems, as long as trained on and longer."""
+    folder = f"answers-{arm}"
     names = {seed: f"{arm}-{seed}" for seed in arms(sizes)[arm]}
     commands = tuple(
-        _test(sizes, model_of(sizes, arm, seed), f"answers/{name}", lengths=lengths, number=number)
+        _asked(
+            sizes, model_of(sizes, arm, seed), f"{folder}/{name}", lengths=lengths, number=number
+        )
         for seed, name in names.items()
         for lengths, number in ((sizes.sizes, sizes.test), (sizes.longer, sizes.longer_test))
     )
-    return Stage(
-        f"answers-{arm}",
-        _minutes(sizes, 2 * len(names)),
-        commands,
-        _files(names.values()),
-        "answers",
-    )
+    return Stage(folder, _minutes(sizes, len(names)), commands, _files(names.values()))
 
 
 def _matrix(sizes: Sizes) -> Stage:
     seeds = sizes.seeds if sizes.is_full else sizes.seeds[:1]
     commands = tuple(
-        _test(sizes, model_of(sizes, arm, seed), f"caches/{arm}-{seed}", way=way)
+        _asked(
+            sizes, model_of(sizes, arm, seed), f"caches/{arm}-{seed}", way=way, number=sizes.caches
+        )
         for arm, way in CACHES
         for seed in seeds
     )
     names = dict.fromkeys(f"{arm}-{seed}" for arm, _ in CACHES for seed in seeds)
-    return Stage("caches", _minutes(sizes, 15), commands, _files(names))
+    return Stage("caches", _minutes(sizes, 8), commands, _files(names))
 
 
 def _policies(sizes: Sizes) -> list[Stage]:
@@ -362,41 +261,46 @@ def _policies(sizes: Sizes) -> list[Stage]:
     models = ("dense-sft", "dense-grpo") if sizes.is_full else ("dense-grpo",)
     stages = []
     for name, arm, seed in [(f"{a}-{s}", a, s) for a in models for s in sizes.seeds]:
-        command = _test(sizes, model_of(sizes, arm, seed), f"policies/{name}", way="budgets")
+        folder = f"policies-{name}"
+        command = _asked(sizes, model_of(sizes, arm, seed), f"{folder}/{name}", way="budgets")
         command = (*command, "--budgets", "budgets/budgets.json")
-        minutes = _minutes(sizes, 10)
-        stages.append(Stage(f"policies-{name}", minutes, (command,), _files([name]), "policies"))
+        stages.append(Stage(folder, _minutes(sizes, 8), (command,), _files([name])))
     return stages
 
 
-def _test(
-    sizes: Sizes, model: str, out: str, *,
+def _asked(
+    sizes: Sizes, model: str, out: str, *, split: str = "test",
     way: str = "native", lengths: str | None = None, number: int | None = None,
 ) -> Command:  # fmt: skip
     return (
         "python", "answers.py", "--model", model, "--tasks", ",".join(sizes.tasks),
         "--sizes", sizes.sizes if lengths is None else lengths,
         "--num", str(sizes.test if number is None else number),
-        "--split", "test", "--as", way, "--out", f"{out}.jsonl",
+        "--split", split, "--as", way, "--out", f"{out}.jsonl",
     )  # fmt: skip
 
 
 def _files(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(f"{name}{end}" for name in names for end in (".jsonl", ".times.jsonl"))
+    """What `answers.py` writes."""
+    ends = (".jsonl", ".times.jsonl", ".settings.json")
+    return tuple(f"{name}{end}" for name in names for end in ends)
 
 
 def _speed(sizes: Sizes) -> list[Stage]:
     seed = sizes.seeds[0]
     throughput = (
         "python", "throughput.py", "--dense", model_of(sizes, "dense-grpo", seed),
-        "--tip", model_of(sizes, KV, seed), *sizes.throughput, "--out", "throughput/result.json",
+        "--tip", model_of(sizes, KV, seed), "--sizes", sizes.sizes, *sizes.throughput,
+        "--out", "throughput/result.json",
     )  # fmt: skip
+    crowd = ("python", "crowd.py", *sizes.crowd, "--out", "crowd/result.json")
     context = (
         "python", "long_context.py", *sizes.long_context, "--out", "long-context/result.json",
     )  # fmt: skip
     return [
-        Stage("throughput", _minutes(sizes, 15), (throughput,), ("result.json",)),
-        Stage("long-context", _minutes(sizes, 15), (context,), ("result.json",)),
+        Stage("throughput", _minutes(sizes, 8), (throughput,), ("result.json",)),
+        Stage("crowd", _minutes(sizes, 12), (crowd,), ("result.json",)),
+        Stage("long-context", _minutes(sizes, 8), (context,), ("result.json",)),
     ]
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.errors import UnknownName
-from stretto.files import write_atomically
+from stretto.files import parse_json, write_atomically
 
 Command = tuple[str, ...]
 """A command line that begins with `stretto`, or with `python` and one of the experiment's own
@@ -59,6 +59,11 @@ class Folders:
         the stages after it would miss it."""
         is_told = (self.results / stage.name / DONE).is_file()
         return is_told and all(_is_there(self.results / stage.folder / n) for n in stage.keeps)
+
+    def is_of_other_commands(self, stage: Stage) -> bool:
+        """Whether what is kept of a finished stage was made with other commands than its own."""
+        kept = parse_json((self.results / stage.name / DONE).read_bytes())
+        return kept.get("commands") != [shlex.join(c) for c in stage.commands]
 
     def restore(self, stage: Stage) -> None:
         """Puts the kept files of a finished stage where the stages after it look for them."""
@@ -115,7 +120,7 @@ def work_through(
     if until is not None and until not in names:
         raise UnknownName("stage", until, names)
     for number, stage in enumerate(stages, start=1):
-        state = "done" if folders.is_done(stage) else f"about {stage.minutes} minutes"
+        state = _state(stage, folders)
         print(f"{number}/{len(stages)} {stage.name}: {state}", file=sys.stderr, flush=True)
         if only_list:
             for command in stage.commands:
@@ -128,6 +133,14 @@ def work_through(
         if stage.name == until:
             break
     return 0
+
+
+def _state(stage: Stage, folders: Folders) -> str:
+    if not folders.is_done(stage):
+        return f"about {stage.minutes} minutes"
+    if folders.is_of_other_commands(stage):
+        return f"done, by other commands; delete {folders.results / stage.name} to run it anew"
+    return "done"
 
 
 def run(stage: Stage, folders: Folders, scripts: Path) -> int:
