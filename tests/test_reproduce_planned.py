@@ -17,13 +17,11 @@ from planned_scripts import PLANNED, loaded
 
 from stretto import LM, SamplingParams, cli
 from stretto.data.markup import chunks_of, stripped
-from stretto.dialects import get_dialect
 from stretto.eval.multipart import problems
 from stretto.eval.restricted import BlindSession
 from stretto.methods import get_method
 from stretto.methods.diffusion import Window
 from stretto.models.tiny import make_tiny
-from stretto.tokens import ModelCard
 from stretto.tokens.asked import unread
 
 SIZES = ("NORMAL", "FULL", "QUICK")
@@ -44,7 +42,7 @@ def test_commands_parse_and_read_what_stages_before_them_made(
     found = module.stages_of(getattr(module, sizes))
     assert len({stage.name for stage in found}) == len(found)
     assert all(stage.minutes <= 40 for stage in found) or sizes == "FULL"
-    made = {f"data/start-{start}" for start in cells.STARTS}
+    made = {"data/start"}
     made |= {f"data/{phase}-{rows}.jsonl" for phase in PHASES for rows in cells.ROWS}
     for stage in found:
         for command in stage.commands:
@@ -93,33 +91,29 @@ def test_no_problem_is_answered_twice_in_the_same_way(scripts: dict[str, Any]) -
     assert sum(key[:2] == ("test", "all") for key in asked) == sizes.test + sizes.more
 
 
-def test_the_whole_experiment_takes_some_five_and_a_half_hours(scripts: dict[str, Any]) -> None:
+def test_the_whole_experiment_takes_some_four_and_a_half_hours(scripts: dict[str, Any]) -> None:
     stages = scripts["stages"]
     found = stages.stages_of(stages.NORMAL)
-    assert sum(stage.minutes for stage in found) <= 5.75 * 60
+    assert sum(stage.minutes for stage in found) <= 4.5 * 60
     assert all(stage.minutes <= 35 for stage in found)
-    assert stages.NORMAL.whole.epochs == 2
 
 
-def test_what_learns_for_longer_or_less_goes_on_from_the_first_phase_of_its_arm(
-    scripts: dict[str, Any],
-) -> None:
-    """And that is kept, so that a stage that is restored has it."""
+def test_all_arms_go_on_from_one_base_that_is_autoregressive(scripts: dict[str, Any]) -> None:
     cells, stages = scripts["cells"], scripts["stages"]
     found = {stage.name: stage for stage in stages.stages_of(stages.NORMAL)}
-    for run, times in ((cells.LONGER, 2.5), *((f"{arm}-0.5", 0.5) for arm in cells.COMPUTE_ARMS)):
+    short, whole = (dict(itertools.pairwise(c)) for c in found["base"].commands)
+    assert (short["--model"], short["--out"]) == ("data/start", "base/short")
+    assert (whole["--model"], whole["--out"]) == ("base/short/model", "base")
+    assert [o["--data"] for o in (short, whole)] == [f"data/{p}-pasta.jsonl" for p in PHASES]
+    assert all("--baseline" in command for command in found["base"].commands)
+    assert {"model", "metrics.jsonl", "short/metrics.jsonl"} <= {*found["base"].keeps}
+    runs = {arm: cells.ARMS[arm].epochs for arm in cells.ARMS}
+    for run, times in (runs | {f"{arm}-0.5": 0.5 for arm in cells.COMPUTE_ARMS}).items():
         (command,) = found[run].commands
         option = dict(itertools.pairwise(command))
-        arm = "autoregressive" if run == cells.LONGER else run.removesuffix("-0.5")
-        assert option["--model"] == f"{arm}/short/model"
-        assert float(option["--epochs"]) == times * stages.NORMAL.whole.epochs
-        assert "short/model" in found[arm].keeps
-    for run in set(cells.ARMS) - {cells.LONGER}:
-        first, second = (dict(itertools.pairwise(c)) for c in found[run].commands)
-        assert first["--out"] == f"{run}/short"
-        assert second["--model"] == f"{run}/short/model"
-        assert second["--out"] == run
-        assert {"model", "short/metrics.jsonl", "metrics.jsonl"} <= {*found[run].keeps}
+        assert (option["--model"], option["--out"]) == ("base/model", run)
+        assert float(option["--epochs"]) == times * stages.NORMAL.own.epochs
+        assert {"model", "metrics.jsonl"} <= {*found[run].keeps}
 
 
 def test_arms_differ_in_nothing_but_what_they_are_named_for(scripts: dict[str, Any]) -> None:
@@ -128,7 +122,8 @@ def test_arms_differ_in_nothing_but_what_they_are_named_for(scripts: dict[str, A
     for stage in stages.stages_of(stages.NORMAL):
         for command in stage.commands:
             if command[:3] == ("stretto", "train", "sft"):
-                own = {*cells.ARMS[cells.arm_of(stage.name)].options}
+                arm = "autoregressive" if stage.name == "base" else cells.arm_of(stage.name)
+                own = {*cells.ARMS[arm].options}
                 own |= {"--epochs", "--out", "--model", "--data"}
                 pairs = zip(command, (*command[1:], ""), strict=True)
                 rest = [(a, b) for a, b in pairs if a.startswith("--") and a not in own]
@@ -209,18 +204,6 @@ def test_what_is_prepared_has_both_phases_in_all_forms(
         assert all(stripped(row["annotated"]) == row["response"] for row in rows)
     assert scripts["prepare"].main() == 0
     assert {path: path.read_bytes() for path in before} == before
-
-
-def test_first_models_share_their_weights(scripts: dict[str, Any], tmp_path: Path) -> None:
-    import torch
-
-    scripts["prepare"].write_models(tmp_path, "tiny-1m", ["a", "b"], 3)
-    found = {d: LM.load(tmp_path / f"start-{d}", dtype="float32") for d in ("plain", "planned")}
-    forms = get_dialect("planned").forms(ModelCard())
-    tables = [lm.model.get_input_embeddings().weight for lm in found.values()]
-    assert len(tables[1]) - len(tables[0]) == len(forms)
-    assert torch.equal(tables[0], tables[1][: len(tables[0])])
-    assert found["planned"].card.dialect == "planned"
 
 
 def test_answers_are_given_once(

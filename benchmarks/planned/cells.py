@@ -1,7 +1,7 @@
 """Arms, each a model that was trained in one way, and cells, each a way to decode an arm's model.
 
-All arms learn the same problems in the same order from the same first weights: short ones first,
-then whole ones. All that write blocks are decoded with the same settings of the same knobs.
+All arms go on from one autoregressive model, the base, and learn the same problems in the same
+order. All that write blocks are decoded with the same settings of the same knobs.
 """
 
 from __future__ import annotations
@@ -17,55 +17,47 @@ PLANNED = ("--dialect", "planned")
 WINDOWS = (*PLANNED, "--window", str(WINDOW))
 
 
+BASE = "base"
+"""What all arms go on from, as Dream went on from an autoregressive model: one that has learnt to
+look a problem up in its prompt, which a model of this size does not learn from masks in hours."""
+BASE_RUNS = (f"{BASE}/short", BASE)
+"""Its runs in order, of short problems and of whole ones."""
+
+
 @dataclass(frozen=True)
 class Arm:
-    """How a model is trained: rows, the model that it begins with, options of `train sft`. One that
-    is the arm `after` but longer goes on from the first phase of that one, and its second phase has
-    `epochs` times as many. `costs`: tokens that an example of each phase puts through the model, by
-    those of the reference, about: for estimates of time."""
+    """How a model is trained: rows, and options of `train sft`; for `epochs` times as many epochs
+    as others. `cost`: tokens that an example puts through the model, by those of the reference,
+    about: for estimates of time."""
 
     rows: str
-    start: str
     options: tuple[str, ...]
-    costs: tuple[float, float] = (1.0, 1.0)
-    after: str | None = None
+    cost: float = 1.0
     epochs: float = 1.0
 
 
 REFERENCE = "autoregressive"
 LONGER = "autoregressive-longer"
 """A reference that learns for longer: about as many tokens as planned arms, which have two streams,
-put through the model in both phases. How many is counted."""
-
-FIRST = "short"
-"""Of the two phases. Its run is in a folder of this name in the arm's, and that is the run of the
-second one."""
+put through the model. How many is counted."""
 
 ARMS: Mapping[str, Arm] = {
-    REFERENCE: Arm("pasta", "plain", ("--baseline",)),
-    LONGER: Arm("pasta", "plain", ("--baseline",), after=REFERENCE, epochs=2.5),
-    "pasta": Arm("pasta", "pasta", ("--dialect", "pasta"), costs=(1.1, 1.1)),
-    "sparse": Arm("planned", "planned", (*PLANNED, "--variant", "sparse"), costs=(1.9, 1.9)),
-    "dense": Arm("planned", "planned", (*PLANNED, "--variant", "dense"), costs=(1.9, 1.9)),
-    "diffusion": Arm("pasta", "planned", WINDOWS, costs=(2.6, 1.2)),
-    "blocks": Arm("pasta", "planned", (*WINDOWS, "--block", str(BLOCK)), costs=(1.8, 1.8)),
-    "no-topics": Arm("no-topics", "planned", (*PLANNED, "--variant", "sparse"), costs=(1.8, 1.8)),
-    "one-round": Arm("one-round", "planned", (*PLANNED, "--variant", "sparse"), costs=(1.8, 1.8)),
+    REFERENCE: Arm("pasta", ("--baseline",)),
+    LONGER: Arm("pasta", ("--baseline",), epochs=2),
+    "pasta": Arm("pasta", ("--dialect", "pasta"), cost=1.1),
+    "sparse": Arm("planned", (*PLANNED, "--variant", "sparse"), cost=1.9),
+    "dense": Arm("planned", (*PLANNED, "--variant", "dense"), cost=1.9),
+    "diffusion": Arm("pasta", WINDOWS, cost=1.2),
+    "blocks": Arm("pasta", (*WINDOWS, "--block", str(BLOCK)), cost=1.8),
+    "no-topics": Arm("no-topics", (*PLANNED, "--variant", "sparse"), cost=1.8),
+    "one-round": Arm("one-round", (*PLANNED, "--variant", "sparse"), cost=1.8),
 }
-STARTS = tuple(sorted({arm.start for arm in ARMS.values()}))
 ROWS = tuple(dict.fromkeys(arm.rows for arm in ARMS.values()))
 
 
 def arm_of(run: str) -> str:
     """The arm that a run is of: ARM, or ARM-SHARE where it learnt less."""
     return run if run in ARMS else run.rpartition("-")[0]
-
-
-def first_of(run: str) -> str:
-    """The folder of the first phase that a run has behind it: its own, or that of the arm that it
-    is a longer or a shorter training of."""
-    arm = arm_of(run)
-    return f"{ARMS[arm].after or arm}/{FIRST}"
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Training rows in all forms, a vocabulary, and models with random weights: what arms begin with.
+"""Training rows in all forms, a vocabulary, and a model with random weights: what all begins with.
 
-    python benchmarks/planned/prepare.py --phase short:1-2:20000 --phase whole:4-5:6000 \\
+    python benchmarks/planned/prepare.py --phase short:1-2:20000 --phase whole:4-5:12000 \\
         --shape tiny-1m --seed 0 --out data
 
-Writes `vocabulary.json`, the pieces of the problems' texts; `start-DIALECT`, models that have the
-same weights but for control tokens; and `PHASE-FORM.jsonl`, a phase's problems of task `multipart`,
-the same in the same order in each form. What is there already is left as it is.
+Writes `vocabulary.json`, the pieces of the problems' texts; `start`, a model without control
+tokens; and `PHASE-FORM.jsonl`, a phase's problems of task `multipart`, the same in the same order
+in each form. What is there already is left as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cells import ROWS, STARTS
+from cells import ROWS
 
 from stretto.data.convert import PlannedForm, pieces_of, planned_text
 from stretto.data.store import line_of
@@ -74,22 +74,6 @@ def rows_in(
         yield row
 
 
-def write_models(out: Path, shape: str, symbols: list[str], seed: int) -> Any:
-    """The models; control tokens have the last rows, so all others are the same. Returns the plain
-    one."""
-    plain = make_tiny(shape, symbols, seed=seed)
-    weights = plain.model.state_dict()
-    for dialect in STARTS:
-        folder = out / f"start-{dialect}"
-        if folder.exists():
-            continue
-        made = make_tiny(shape, symbols, dialect=dialect, seed=seed)
-        for name, own in made.model.state_dict().items():
-            own[: len(weights[name])].copy_(weights[name])
-        made.save(folder)
-    return plain
-
-
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -118,7 +102,9 @@ def main() -> int:
             ]
         )
         write_atomically(at, (json.dumps(symbols, ensure_ascii=False) + "\n").encode())
-    plain = write_models(given.out, given.shape, json.loads(at.read_text()), given.seed)
+    plain = make_tiny(given.shape, json.loads(at.read_text()), seed=given.seed)
+    if not (given.out / "start").exists():
+        plain.save(given.out / "start")
 
     def count(text: str) -> int:
         return len(plain.vocabulary.encode(text))

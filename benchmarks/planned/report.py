@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from answers import Decoded
-from cells import CELLS, REFERENCE, Cell, compute_cells, first_of
+from cells import BASE_RUNS, CELLS, REFERENCE, Cell, compute_cells
 from claims import claims, thread_claims, throughput_claims
 from figures import QUALITIES, Measured, by_cell, of_cells, on_frontier, table_row
 
@@ -71,13 +71,13 @@ def _shown(row: Mapping[str, Any], name: str, form: str) -> str:
 
 
 def trained(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What training of each arm took, in both phases: tokens through the model, by those of the
-    reference too, and its last losses. A phase that several have in common counts for each."""
+    """What training of each arm took, that of the base included: tokens through the model, by
+    those of the reference too, and its last losses."""
     found = {}
     for name in names:
         lines = [
             line
-            for run in (first_of(name), name)
+            for run in (*BASE_RUNS, name)
             for line in lines_of(Path(run) / "metrics.jsonl")
             if line["kind"] == "train"
         ]

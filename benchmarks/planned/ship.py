@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from answers import Decoded
-from cells import first_of
+from cells import BASE_RUNS
 
 from stretto.bench.shipping import asked, ship
 from stretto.data.rows import read_rows
@@ -40,9 +40,10 @@ it at work.
 - **What it is for**: showing, testing and measuring dialect `planned` on a machine without a GPU.
 - **What it is not for**: anything but problems of task `multipart`. Its vocabulary is theirs.
 - **How it was made**: arm `{arm}` of `make reproduce-planned` (variant `{variant}`, convention
-  `{convention}`), supervised training on {short:,} problems of one or two parts,
-  then on {rows:,} of four or five for {epochs:g} epochs. The commands are in
-  `benchmarks/results/planned/{arm}/stage.json`.
+  `{convention}`). An autoregressive model learnt {short:,} problems of one or two parts and
+  {whole:,} of four or five; this one went on from it and learnt {rows:,} of those as plans, for
+  {epochs:g} epochs. The commands are in `benchmarks/results/planned`, `base/stage.json` and
+  `{arm}/stage.json`.
 - **Data**: made by Stretto from a seed; no text of anybody else, no answer of another model.
 - **Licence**: Apache-2.0, as this project.
 - **Measured**: {measured}. All ways to decode it, and what it is compared with:
@@ -95,7 +96,10 @@ def card(results: Path, arm: str) -> str:
     model = results / arm / "model"
     own = json.loads((model / "stretto.json").read_bytes())
     summary = json.loads((results / arm / "summary.json").read_bytes())
-    begun = json.loads((results / first_of(arm) / "summary.json").read_bytes())
+    short, whole = (
+        json.loads((results / run / "summary.json").read_bytes())["train"]["examples"]
+        for run in BASE_RUNS
+    )
     config = json.loads((results / arm / "config.json").read_bytes())
     return CARD.format(
         name=NAME,
@@ -104,7 +108,8 @@ def card(results: Path, arm: str) -> str:
         arm=arm,
         variant=own["variant"],
         convention=own["convention"],
-        short=begun["train"]["examples"],
+        short=short,
+        whole=whole,
         rows=summary["train"]["examples"],
         epochs=config["settings"]["epochs"],
         measured=measured(json.loads((results / TABLE).read_bytes()), arm),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from cells import ARMS, COMPUTE_ARMS, FIRST, Arm, arm_of, first_of
+from cells import ARMS, BASE, BASE_RUNS, COMPUTE_ARMS, REFERENCE, Arm, arm_of
 
 from stretto.bench.stages import Command, Stage
 
@@ -15,7 +15,7 @@ FILES = ("metrics.jsonl", "summary.json", "config.json", "environment.json")
 @dataclass(frozen=True)
 class Phase:
     """Some problems of so many `parts`, and how they are learnt from. `minutes`: about what it
-    takes the reference on two cores, at some 8,000 tokens a second."""
+    takes the reference on two cores, at some 15,000 tokens a second."""
 
     name: str
     parts: str
@@ -32,15 +32,16 @@ class Phase:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything. `short`, `whole`: what is learnt first, and then; `shares` of the
-    epochs of the latter for arms that learn less. `valid`: problems that ways are chosen on.
-    `test`: problems, answered in all ways, `a_stage` of them in each stage; `more`: further ones,
-    in the ways alone that claims compare. `sets`: of eight problems each, answered at once and one
-    by one. `answer_minutes`: about what a stage takes two cores to answer in all ways."""
+    """How much of everything. `base`: what the base learns, short problems and then whole ones;
+    `own`: how each arm then learns the whole ones; `shares` of its epochs for arms that learn less.
+    `valid`: problems that ways are chosen on. `test`: problems, answered in all ways, `a_stage` of
+    them in each stage; `more`: further ones, in the ways alone that claims compare. `sets`: of
+    eight problems each, answered at once and one by one. `answer_minutes`: about what a stage takes
+    two cores to answer in all ways."""
 
     shape: str
-    short: Phase
-    whole: Phase
+    base: tuple[Phase, Phase]
+    own: Phase
     shares: tuple[str, ...]
     valid: int
     test: int
@@ -51,21 +52,21 @@ class Sizes:
     answer_minutes: int = 20
 
 
-SHORT = Phase(FIRST, "1-2", 20000, 1, 32, 4e-3, minutes=6)
+SHORT = Phase("short", "1-2", 20000, 1, 32, 4e-3, minutes=3)
 """From whole problems alone a model of this size learns their form, and not to work them out."""
+WHOLE = Phase("whole", "4-5", 12000, 1, 16, 3e-3, minutes=5)
 NORMAL = Sizes(
-    "tiny-1m", SHORT, Phase("whole", "4-5", 6000, 2, 16, 3e-3, minutes=9), ("0.5",),
+    "tiny-1m", (SHORT, WHOLE), replace(WHOLE, epochs=2, minutes=10), ("0.5",),
     valid=40, test=100, a_stage=50, more=900, sets=15,
 )  # fmt: skip
 FULL = Sizes(
-    "tiny-1m", SHORT, Phase("whole", "4-5", 12000, 2, 16, 3e-3, minutes=18),
-    ("0.125", "0.25", "0.5"), valid=100, test=300, a_stage=100, more=1700, sets=15,
-    answer_minutes=40,
+    "tiny-1m", (SHORT, WHOLE), replace(WHOLE, epochs=6, minutes=30), ("0.125", "0.25", "0.5"),
+    valid=100, test=300, a_stage=100, more=1700, sets=15, answer_minutes=40,
 )  # fmt: skip
+FEW = Phase("whole", "4-5", 16, 1, 8, 3e-3, minutes=0)
 QUICK = Sizes(
-    "tiny-1m", Phase(FIRST, "1-2", 16, 1, 8, 4e-3, minutes=0),
-    Phase("whole", "4-5", 16, 1, 8, 3e-3, minutes=0), ("0.5",), valid=1, test=1, a_stage=1, more=1,
-    sets=1, answer_minutes=1,
+    "tiny-1m", (Phase("short", "1-2", 16, 1, 8, 4e-3, minutes=0), FEW), FEW, ("0.5",),
+    valid=1, test=1, a_stage=1, more=1, sets=1, answer_minutes=1,
 )  # fmt: skip
 
 
@@ -73,6 +74,7 @@ def stages_of(sizes: Sizes) -> list[Stage]:
     """All stages, in an order in which each finds what it reads."""
     return [
         _data(sizes),
+        _base(sizes),
         *(_train(sizes, name, arm.epochs) for name, arm in ARMS.items()),
         *(
             _train(sizes, f"{name}-{share}", float(share))
@@ -88,35 +90,40 @@ def stages_of(sizes: Sizes) -> list[Stage]:
 
 
 def _data(sizes: Sizes) -> Stage:
-    phases = (sizes.short, sizes.whole)
     command = (
-        "python", "prepare.py", *(part for phase in phases for part in ("--phase", phase.text)),
+        "python", "prepare.py",
+        *(part for phase in sizes.base for part in ("--phase", phase.text)),
         "--shape", sizes.shape, "--seed", str(sizes.seed), "--out", "data",
     )  # fmt: skip
-    return Stage("data", max(1, sum(phase.num for phase in phases) // 4000), (command,))
+    return Stage("data", max(1, sum(phase.num for phase in sizes.base) // 12000), (command,))
+
+
+def _base(sizes: Sizes) -> Stage:
+    commands, model = [], "data/start"
+    for phase, out in zip(sizes.base, BASE_RUNS, strict=True):
+        commands.append(_learn(sizes, ARMS[REFERENCE], phase, model=model, out=out))
+        model = f"{out}/model"
+    minutes = round(sum(phase.minutes for phase in sizes.base))
+    first, _ = BASE_RUNS
+    kept = ("model", *FILES, *(f"{first.partition('/')[2]}/{name}" for name in FILES))
+    return Stage(BASE, max(1, minutes), tuple(commands), kept)
 
 
 def _train(sizes: Sizes, run: str, times: float) -> Stage:
-    """A run a phase, the second one from the model of the first, with `times` as many epochs. What
-    is a longer or a shorter training of an arm goes on from the first phase of that arm."""
-    arm, first = ARMS[arm_of(run)], first_of(run)
-    second = _phase(sizes, arm, sizes.whole, f"{first}/model", times, run)
-    minutes = sizes.whole.minutes * arm.costs[1] * times
-    if first != f"{run}/{FIRST}":
-        return Stage(run, max(1, round(minutes)), (second,), ("model", *FILES))
-    begun = _phase(sizes, arm, sizes.short, f"data/start-{arm.start}", 1, first)
-    minutes += sizes.short.minutes * arm.costs[0]
-    kept = (*FILES, "model") if run in COMPUTE_ARMS else FILES  # others go on from it
-    kept = ("model", *FILES, *(f"{FIRST}/{name}" for name in kept))
-    return Stage(run, max(1, round(minutes)), (begun, second), kept)
+    """`times`: as many epochs."""
+    arm, own = ARMS[arm_of(run)], sizes.own
+    phase = replace(own, epochs=own.epochs * times, minutes=own.minutes * times)
+    command = _learn(sizes, arm, phase, model=f"{BASE}/model", out=run)
+    minutes = round(phase.minutes * arm.cost)
+    return Stage(run, max(1, minutes), (command,), ("model", *FILES))
 
 
-def _phase(sizes: Sizes, arm: Arm, phase: Phase, model: str, times: float, out: str) -> Command:
+def _learn(sizes: Sizes, arm: Arm, phase: Phase, *, model: str, out: str) -> Command:
     return (
         "stretto", "train", "sft", "--model", model,
         "--data", f"data/{phase.name}-{arm.rows}.jsonl", *arm.options,
         "--full", "--dtype", "float32", "--schedule", "cosine", "--lr", str(phase.lr),
-        "--batch", str(phase.batch), "--epochs", f"{phase.epochs * times:g}",
+        "--batch", str(phase.batch), "--epochs", f"{phase.epochs:g}",
         "--seed", str(sizes.seed), "--pack-tokens", "4096", "--checkpoint-every", "100",
         "--out", out,
     )  # fmt: skip
