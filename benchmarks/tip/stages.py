@@ -87,7 +87,7 @@ def _data(sizes: Sizes) -> Stage:
         *(part for name in LABELS for part in ("--labels", f"{name}={labels[name]}")),
         "--seeds", ",".join(map(str, sizes.seeds)), "--out", "data",
     )  # fmt: skip
-    return Stage("data", _minutes(sizes, 2), (command,))
+    return Stage("data", _minutes(sizes, 1), (command,))
 
 
 def _sft(sizes: Sizes, arm: str, seed: int) -> Stage:
@@ -112,7 +112,8 @@ def _sft(sizes: Sizes, arm: str, seed: int) -> Stage:
         model = f"{out}/model"
     kept = [f"{phase.name}/{file}" for phase in sizes.phases for file in RUN_FILES]
     kept += _weights(f"{arm}-{seed}", sizes, f"{sizes.phases[-1].name}/model")
-    return Stage(f"{arm}-{seed}", max(1, round(sizes.sft_minutes)), tuple(commands), tuple(kept))
+    minutes = sizes.sft_minutes(has_registers="--baseline" not in settings)
+    return Stage(f"{arm}-{seed}", max(1, round(minutes)), tuple(commands), tuple(kept))
 
 
 def _weights(name: str, sizes: Sizes, model: str) -> list[str]:
@@ -170,7 +171,7 @@ def _gate(sizes: Sizes, supervised: Sequence[str]) -> Stage:
         "--least", f"{sizes.gate:g}", "--out", "valid-sft/gate.json",
     )  # fmt: skip
     kept = ("gate.json", *_files(runs))
-    return Stage("valid-sft", _minutes(sizes, 2), (*answers, gate), kept)
+    return Stage("valid-sft", _minutes(sizes, 1), (*answers, gate), kept)
 
 
 def _choose(sizes: Sizes) -> list[Stage]:
@@ -187,7 +188,7 @@ def _choose(sizes: Sizes) -> list[Stage]:
         *(part for weight in weights for part in ("--weight", weight)), "--out", "choose",
     )  # fmt: skip
     return [
-        Stage(folder, _minutes(sizes, 2), answers, kept),
+        Stage(folder, _minutes(sizes, 1), answers, kept),
         Stage("choose", 1, (choose,), ("kv.toml", "choice.json", "metrics.jsonl", "model")),
     ]
 
@@ -207,8 +208,8 @@ def _budgets(sizes: Sizes) -> list[Stage]:
         "--num", str(sizes.valid), "--split", "valid", "--out", "budgets/budgets.json",
     )  # fmt: skip
     return [
-        Stage(folder, _minutes(sizes, 2), answers, _files(names.values())),
-        Stage("budgets", _minutes(sizes, 15), (budgets,), ("budgets.json",)),
+        Stage(folder, _minutes(sizes, 1), answers, _files(names.values())),
+        Stage("budgets", _minutes(sizes, 14), (budgets,), ("budgets.json",)),
     ]
 
 
@@ -240,7 +241,7 @@ def _answers(sizes: Sizes, arm: str) -> Stage:
         for seed, name in names.items()
         for lengths, number in ((sizes.sizes, sizes.test), (sizes.longer, sizes.longer_test))
     )
-    return Stage(folder, _minutes(sizes, len(names)), commands, _files(names.values()))
+    return Stage(folder, _minutes(sizes, 0.7 * len(names)), commands, _files(names.values()))
 
 
 def _matrix(sizes: Sizes) -> Stage:
@@ -253,7 +254,7 @@ def _matrix(sizes: Sizes) -> Stage:
         for seed in seeds
     )
     names = dict.fromkeys(f"{arm}-{seed}" for arm, _ in CACHES for seed in seeds)
-    return Stage("caches", _minutes(sizes, 8), commands, _files(names))
+    return Stage("caches", _minutes(sizes, 6), commands, _files(names))
 
 
 def _policies(sizes: Sizes) -> list[Stage]:
@@ -264,7 +265,7 @@ def _policies(sizes: Sizes) -> list[Stage]:
         folder = f"policies-{name}"
         command = _asked(sizes, model_of(sizes, arm, seed), f"{folder}/{name}", way="budgets")
         command = (*command, "--budgets", "budgets/budgets.json")
-        stages.append(Stage(folder, _minutes(sizes, 8), (command,), _files([name])))
+        stages.append(Stage(folder, _minutes(sizes, 7), (command,), _files([name])))
     return stages
 
 
@@ -298,8 +299,8 @@ def _speed(sizes: Sizes) -> list[Stage]:
         "python", "long_context.py", *sizes.long_context, "--out", "long-context/result.json",
     )  # fmt: skip
     return [
-        Stage("throughput", _minutes(sizes, 8), (throughput,), ("result.json",)),
-        Stage("crowd", _minutes(sizes, 12), (crowd,), ("result.json",)),
+        Stage("throughput", _minutes(sizes, 5), (throughput,), ("result.json",)),
+        Stage("crowd", _minutes(sizes, 11), (crowd,), ("result.json",)),
         Stage("long-context", _minutes(sizes, 8), (context,), ("result.json",)),
     ]
 
@@ -311,5 +312,5 @@ def _report(sizes: Sizes) -> Stage:
     return Stage("report", 1, (command,), (".",))
 
 
-def _minutes(sizes: Sizes, minutes: int) -> int:
+def _minutes(sizes: Sizes, minutes: float) -> int:
     return max(1, round(minutes * sizes.minutes))
