@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from stretto.recorder import MAIN
@@ -45,40 +45,42 @@ class DocumentOrder:
     def push(self, events: Iterable[Event]) -> list[Drawn]:
         for event in events:
             match event:
+                case Token() | ThreadEnd():
+                    self._items[event.thread].append(event)
                 case ThreadStart():
                     self._items[event.thread] = []
                     if event.parent is not None:
                         self._items[event.parent].append(event.thread)
-                case Token() | ThreadEnd():
-                    self._items[event.thread].append(event)
                 case _:
                     pass
-        return list(self._settle())
-
-    def _settle(self) -> Iterator[Drawn]:
+        settled: list[Drawn] = []
         while self._stack:
             thread, at = self._stack.pop()
             items = self._items.get(thread, [])
-            if at == len(items):
-                self._stack.append((thread, at))  # open: it may still write
-                return
-            item = items[at]
-            if not isinstance(item, ThreadEnd):
-                self._stack.append((thread, at + 1))
-            if isinstance(item, str):
-                self._stack.append((item, 0))
+            while at < len(items):
+                item = items[at]
+                at += 1
+                if isinstance(item, str):
+                    self._stack.append((thread, at))
+                    thread, at, items = item, 0, self._items[item]
+                    continue
+                self._consume(item, settled)
+                if isinstance(item, ThreadEnd):
+                    break
             else:
-                yield from self._consume(item)
+                self._stack.append((thread, at))  # open: it may still write
+                break
+        return settled
 
-    def _consume(self, item: Token | ThreadEnd) -> Iterator[Drawn]:
+    def _consume(self, item: Token | ThreadEnd, settled: list[Drawn]) -> None:
         held, self._held = self._held, None
         is_text = isinstance(item, Token) and not item.markup
         if held is not None:
-            yield held if is_text else replace(held, text=item.text)
+            settled.append(held if is_text else replace(held, text=item.text))
         if isinstance(item, Token) and is_text and is_drawn(item.origin):
             drawn = Drawn(item.text, self._length, item.logprob or 0.0)
             if item.text:
-                yield drawn
+                settled.append(drawn)
             else:
                 self._held = drawn
         self._length += len(item.text)

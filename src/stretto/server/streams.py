@@ -98,10 +98,13 @@ class EventStream(Response):
 
     def _take(self) -> bytes:
         """What has not been sent; notes a failure, after which there is no more."""
-        fresh = "".join([voice.fresh() for voice in self._voices])
-        self._failure = next((v.failure for v in self._voices if v.failure is not None), None)
-        left, self._left = self._left, b""
-        return left + fresh.encode()
+        taken = self._left
+        self._left = b""
+        for voice in self._voices:
+            taken += voice.fresh().encode()
+            if self._failure is None:
+                self._failure = voice.failure
+        return taken
 
     # -- the task ------------------------------------------------------------------------------
 

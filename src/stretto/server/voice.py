@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import asdict
-from functools import cached_property
 from typing import Any
 
 from stretto.completion import Completion
@@ -36,6 +35,7 @@ class Voice:
         self._num_ordered = 0
         self._order = DocumentOrder()
         self._settled: deque[Drawn] = deque()  # and not sent
+        self._piece = Piece(self._chunk(self._delta(MARK, MARK)))
 
     def opening(self) -> str:
         return event_of(self._chunk(self._delta("", None, is_first=True)))
@@ -48,14 +48,15 @@ class Voice:
         self._seen = progress
         if progress.is_done:
             self.failure = self._answer.failure(self._job)
-        text, tokens = self._text(progress), self._tokens(progress)
-        events = self._events(progress)
+        text = self._text(progress)
+        tokens = self._tokens(progress) if self._answer.wants_logprobs else []
+        events = self._events(progress) if self._answer.options.threads else []
         logprobs = self._answer.envelope.shape.logprobs(tokens) if tokens else None
-        if text:
-            return self._piece.event(text, logprobs, **self._extended({"events": events}))
-        if not tokens and not events:
+        if text and not events:
+            return self._piece.event(text, logprobs)
+        if not (text or tokens or events):
             return ""
-        choices = [self._delta("", logprobs)] if tokens else []
+        choices = [self._delta(text, logprobs)] if text or tokens else []
         return event_of(self._chunk(*choices, events=events))
 
     def closing(self, completion: Completion) -> str:
@@ -68,24 +69,19 @@ class Voice:
         details = details_of(completion) if self._answer.wants_details else None
         return event_of(self._chunk(choice, events=events, details=details))
 
-    @cached_property
-    def _piece(self) -> Piece:
-        return Piece(self._chunk(self._delta(MARK, MARK)))
-
     def _text(self, progress: Progress) -> str:
         """Text that has not been sent and may be."""
-        text, end = progress.text, self._num_sent
-        if self.failure is None:
-            stop = self._answer.ask.params.stop
-            held = num_held(text, stop) if stop and not progress.is_done else 0
-            end = max(end, len(text) - held)
-        begin, self._num_sent = self._num_sent, end
+        if self.failure is not None:
+            return ""
+        text, begin, stop = progress.text, self._num_sent, self._answer.ask.params.stop
+        end = len(text)
+        if stop and not progress.is_done:
+            end = max(begin, end - num_held(text, stop))
+        self._num_sent = end
         return text[begin:end]
 
     def _tokens(self, progress: Progress) -> list[Drawn]:
         """Tokens of the text that has been sent and whose log-probs have not."""
-        if not self._answer.wants_logprobs:
-            return []
         log = self._job.request.log.events
         self._settled += self._order.push(log[self._num_ordered : progress.num_events])
         self._num_ordered = progress.num_events
@@ -100,8 +96,6 @@ class Voice:
 
     def _events(self, progress: Progress) -> list[dict[str, Any]]:
         """Events and steps that have not been sent, in the order in which they happened."""
-        if not self._answer.options.threads:
-            return []
         log: list[Event] = self._job.request.log.events
         steps: list[Step] = self._job.steps[self._num_steps : progress.num_steps]
         self._num_steps = progress.num_steps
@@ -124,9 +118,7 @@ class Voice:
 
     def _chunk(self, *choices: dict[str, Any], **extension: Any) -> dict[str, Any]:
         more: dict[str, Any] = {"usage": None} if self._answer.options.include_usage else {}
-        return self._answer.envelope.chunk(list(choices), **more, **self._extended(extension))
-
-    def _extended(self, extension: dict[str, Any]) -> dict[str, Any]:
-        """The field that other servers do not have, if there is something in it."""
         filled = {name: value for name, value in extension.items() if value}
-        return {"stretto": {"index": self._index, **filled}} if filled else {}
+        if filled:
+            more["stretto"] = {"index": self._index, **filled}
+        return self._answer.envelope.chunk(list(choices), **more)

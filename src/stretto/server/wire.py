@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring
 from typing import Any, Protocol
 
 from stretto.completion import Completion
@@ -28,21 +29,18 @@ def event_of(chunk: dict[str, Any]) -> str:
 
 
 class Piece:
-    """Events with chunks that are alike but for text, log-probs and fields at their end: what they
-    have in common is encoded once, since there is one for each token.
+    """Events with chunks that are alike but for text and log-probs: what they have in common is
+    encoded once, since there is one for each token.
 
     Made from a chunk with `MARK` as its text and, after it, as its log-probs.
     """
 
     def __init__(self, chunk: dict[str, Any]) -> None:
         self._head, self._middle, self._tail = event_of(chunk).split(encode(MARK))
-        self._open_tail = self._tail.rstrip().removesuffix("}")
 
-    def event(self, text: str, logprobs: Any, **more: Any) -> str:
-        """With `more` fields after those of the chunk."""
+    def event(self, text: str, logprobs: Any) -> str:
         told = "null" if logprobs is None else encode(logprobs)
-        tail = f"{self._open_tail},{encode(more)[1:]}\n\n" if more else self._tail
-        return f"{self._head}{encode(text)}{self._middle}{told}{tail}"
+        return f"{self._head}{encode_basestring(text)}{self._middle}{told}{self._tail}"
 
 
 class Shape(Protocol):
