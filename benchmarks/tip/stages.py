@@ -152,8 +152,8 @@ def _rewarded(sizes: Sizes, name: str, model: str, seed: int, weight: Sequence[s
         "--valid-every", str(own.valid_every), "--steps", str(own.steps),
         "--prompts-per-step", str(own.prompts), "--samples", str(own.samples),
         "--minibatches", str(own.minibatches), "--max-tokens", str(sizes.max_tokens),
-        "--pack-tokens", "4096", "--full", "--dtype", "float32", "--lr", str(own.lr), "--warmup", "0.05",
-        "--seed", str(seed), "--out", name,
+        "--pack-tokens", "4096", "--full", "--dtype", "float32", "--lr", str(own.lr),
+        "--warmup", "0.05", "--seed", str(seed), "--out", name,
     )  # fmt: skip
     kept = (*RUN_FILES, *_weights(name, sizes, "model"))
     return Stage(name, max(1, round(own.minutes)), (command,), kept)
