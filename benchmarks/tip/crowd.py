@@ -71,7 +71,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=512, help="of an answer with registers")
     parser.add_argument("--fit", type=int, default=3, help="dense answers that the pool holds")
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()

@@ -300,8 +300,8 @@ def _speed(sizes: Sizes) -> list[Stage]:
     )  # fmt: skip
     return [
         Stage("throughput", _minutes(sizes, 5), (throughput,), ("result.json",)),
-        Stage("crowd", _minutes(sizes, 11), (crowd,), ("result.json",)),
-        Stage("long-context", _minutes(sizes, 8), (context,), ("result.json",)),
+        Stage("crowd", _minutes(sizes, 7), (crowd,), ("result.json",)),
+        Stage("long-context", _minutes(sizes, 5), (context,), ("result.json",)),
     ]
 
 

@@ -63,7 +63,7 @@ class Folders:
     def is_of_other_commands(self, stage: Stage) -> bool:
         """Whether what is kept of a finished stage was made with other commands than its own."""
         kept = parse_json((self.results / stage.name / DONE).read_bytes())
-        return kept.get("commands") != [shlex.join(c) for c in stage.commands]
+        return bool(kept.get("commands") != [shlex.join(c) for c in stage.commands])
 
     def restore(self, stage: Stage) -> None:
         """Puts the kept files of a finished stage where the stages after it look for them."""
