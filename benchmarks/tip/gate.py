@@ -95,7 +95,8 @@ def main() -> int:
     if poor:
         print(
             f"{', '.join(poor)}: less than {given.least:g} % of programs and trees are right; "
-            "train longer, or on a phase between (benchmarks/tip/sizes.py), in a new work folder",
+            "train longer, or on a phase between (benchmarks/tip/sizes.py), in another work folder "
+            "and with other --results",
             file=sys.stderr,
         )
     return 1 if poor else 0
