@@ -40,7 +40,7 @@ def test_problems_of_four_or_five_parts_are_those_of_version_1() -> None:
     for seed in range(4):
         rng = random.Random(f"multipart/1/{seed}/0")
         count = rng.choice((4, 5))
-        parts = tuple(rng.choice(multipart._KINDS)(rng) for _ in range(count))
+        parts = tuple(multipart._DRAWN[rng.choice(multipart.KINDS)](rng) for _ in range(count))
         lines = [rng.choice(multipart.OPENINGS).format(count=count)]
         lines += [f"({number}) {part.question}" for number, part in enumerate(parts, 1)]
         lines.append(rng.choice(multipart.CLOSINGS))
@@ -79,11 +79,28 @@ def test_numbers_of_parts_that_there_are_not(parts: multipart.Parts) -> None:
         multipart.problems(0, 1, "train", parts)
 
 
+def test_kinds_of_parts_can_be_asked_for() -> None:
+    found = multipart.problems(0, 40, "train", kinds=("rows", "chain"))
+    assert {part.kind for p in found for part in p.parts} == {"chain", "rows"}
+    assert found == multipart.problems(0, 40, "train", kinds=("chain", "rows"))
+    assert multipart.problems(0, 60, "test", kinds=multipart.KINDS[::-1]) == PROBLEMS
+    with pytest.raises(UnknownName, match="kind of part"):
+        multipart.problems(0, 1, "train", kinds=("chain", "row"))
+    with pytest.raises(InvalidInput, match="no kind of part"):
+        multipart.problems(0, 1, "train", kinds=())
+
+
+def test_more_problems_than_there_are() -> None:
+    """And no endless search for them."""
+    with pytest.raises(InvalidInput, match=r"hardly more than \d+ such problems in split valid"):
+        multipart.problems(0, 100_000, "valid", (1, 1), ("rows",))
+
+
 def test_parts_are_read() -> None:
     assert multipart.parse_parts("3") == (3, 3)
     assert multipart.parse_parts("1-2") == (1, 2)
     for text in ("", "-", "1-", "-2", "one", "1-2-3", "1.5", "²", "2-1", "0", "1-10", "12345"):
-        with pytest.raises(InvalidInput, match="^parts "):
+        with pytest.raises(InvalidInput, match=r"^parts "):
             multipart.parse_parts(text)
 
 
@@ -242,9 +259,13 @@ def test_examples_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert [r.prompt for r in read_rows(out, Annotated)] == [
         p.prompt for p in multipart.problems(2, 7, "train", (1, 2))
     ]
+    assert main([*arguments, "--kinds", "rows,chain"]) == 0
+    assert [r.prompt for r in read_rows(out, Annotated)] == [
+        p.prompt for p in multipart.problems(2, 7, "train", kinds=("chain", "rows"))
+    ]
     for wrong in (
-        ["--num", "0"], ["--split", "tst"], ["--as", "anotated"], ["--parts", "2-1"],
-        ["--parts", "0-2"], ["--parts", "few"],
+        ["--kinds", "row"], ["--kinds", "chain,"], ["--num", "0"], ["--split", "tst"],
+        ["--as", "anotated"], ["--parts", "2-1"], ["--parts", "0-2"], ["--parts", "few"],
     ):  # fmt: skip
         capfd.readouterr()
         assert main([*arguments, *wrong]) == 2

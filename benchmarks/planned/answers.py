@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from cells import CELLS, LONGER, REFERENCE, THREADS, Cell, compute_cells
+from cells import CELLS, KINDS, LONGER, REFERENCE, THREADS, Cell, compute_cells
 
 from stretto import LM, SamplingParams
 from stretto.completion import Completion
@@ -176,7 +176,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     given = parser().parse_args()
-    found = problems(SEEDS[given.split], given.first + given.num, given.split)
+    found = problems(SEEDS[given.split], given.first + given.num, given.split, kinds=KINDS)
     answer_all(cells_of(given.cells), found[given.first :], given.out)
     return 0
 

@@ -10,8 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stretto.eval.multipart import SUMS
+
 WINDOW, BLOCK = 320, 32
 """Tokens of an answer without a plan at most, and of a block of it."""
+
+KINDS = SUMS
+"""Of parts of problems."""
 
 PLANNED = ("--dialect", "planned")
 WINDOWS = (*PLANNED, "--window", str(WINDOW))

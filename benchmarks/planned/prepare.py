@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cells import ROWS
+from cells import KINDS, ROWS
 
 from stretto.data.convert import PlannedForm, pieces_of, planned_text
 from stretto.data.store import line_of
@@ -65,7 +65,7 @@ def rows_in(
     """The problems in a form of `FORMS`, or as pasta rows."""
     planned = form in FORMS
     rows = multipart_rows(
-        seed, num, split="train", parts=parts, count_tokens=count, planned=planned
+        seed, num, split="train", parts=parts, kinds=KINDS, count_tokens=count, planned=planned
     )
     for row in rows:
         if planned and form != "planned":
@@ -97,7 +97,7 @@ def main() -> int:
                 row
                 for own in given.phase
                 for row in multipart_rows(
-                    given.seed, max(own.num, 500), split="train", parts=own.parts
+                    given.seed, max(own.num, 500), split="train", parts=own.parts, kinds=KINDS
                 )
             ]
         )

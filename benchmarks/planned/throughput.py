@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from answers import SEEDS, load, params_of, warm
-from cells import CELLS, Cell
+from cells import CELLS, KINDS, Cell
 from claims import TOGETHER
 
 from stretto import LM
@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     given = parser().parse_args()
-    found = [p.prompt for p in problems(SEEDS["test"], TOGETHER * given.sets, "test")]
+    found = [p.prompt for p in problems(SEEDS["test"], TOGETHER * given.sets, "test", kinds=KINDS)]
     sets = [found[first : first + TOGETHER] for first in range(0, len(found), TOGETHER)]
     ways = []
     for cell in (c for c in CELLS if c.name in WAYS):

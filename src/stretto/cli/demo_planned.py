@@ -54,13 +54,13 @@ def planned(
     Passes are counted against the steps that the same text takes one token after the other.
     """
     from stretto.cli.demo_spans import LiveSpans, SpanBoard
-    from stretto.eval.multipart import problems
+    from stretto.eval.multipart import SUMS, problems
     from stretto.params import SamplingParams
 
     if steps_ratio is None:
         steps_ratio = STEPS_RATIO if threshold is None else 1.0
     params = SamplingParams(max_tokens=max_tokens, steps_ratio=steps_ratio, threshold=threshold)
-    problem = problems(seed, index + 1, split)[index] if prompt is None else None
+    problem = problems(seed, index + 1, split, kinds=SUMS)[index] if prompt is None else None
     text = problem.prompt if problem is not None else str(prompt)
     lm = parts.load(
         model, engine, own=MODEL, dialect="planned", lacks="spans that are written all at once",

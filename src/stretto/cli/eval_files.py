@@ -85,16 +85,25 @@ def eval_examples(
     parts_of_each: Annotated[
         str, typer.Option("--parts", metavar="N|LOW-HIGH", help="Small questions of a problem.")
     ] = "4-5",
+    kinds: Annotated[
+        str, typer.Option(metavar="K1,K2", help="Kinds of small questions. [default: all]")
+    ] = "",
     tokenizer: data_options.Tokenizer = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the problems.")] = 0,
     as_json: parts.AsJson = False,
 ) -> None:
     """Write problems of task multipart with right answers: a part never in two splits."""
-    from stretto.cli.bench_parts import check, show
+    from stretto.cli.bench_parts import check, show, words
     from stretto.cli.output import check_writable, write_file
     from stretto.data.store import line_of
     from stretto.errors import UnknownName
-    from stretto.eval.multipart import SPLITS, multipart_questions, multipart_rows, parse_parts
+    from stretto.eval.multipart import (
+        KINDS,
+        SPLITS,
+        multipart_questions,
+        multipart_rows,
+        parse_parts,
+    )
 
     check(num=num)
     if form not in FORMS:
@@ -102,13 +111,20 @@ def eval_examples(
     if split not in SPLITS:
         raise UnknownName("split", split, list(SPLITS))
     num_parts = parse_parts(parts_of_each)
+    own = words("--kinds", kinds) if kinds else KINDS
     check_writable(out, "--out")
     if form == "questions":
-        rows = multipart_questions(seed, num, split=split, parts=num_parts)
+        rows = multipart_questions(seed, num, split=split, parts=num_parts, kinds=own)
     else:
         count, planned = _counter(tokenizer), form == "planned"
         rows = multipart_rows(
-            seed, num, split=split, parts=num_parts, count_tokens=count, planned=planned
+            seed,
+            num,
+            split=split,
+            parts=num_parts,
+            kinds=own,
+            count_tokens=count,
+            planned=planned,
         )
     write_file(out, b"".join(line_of(row) for row in rows))
     result = {"file": str(out), "examples": len(rows), "split": split}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,13 @@ NUM_PARTS: Parts = (4, 5)
 """Of the task, and wherever nothing else is asked for."""
 MAX_PARTS = 9
 """Of a problem: parts have numbers of one digit."""
+PATIENCE = 10_000
+"""Draws in a row without a new problem, after which there are none."""
+KINDS = ("letters", "occurrences", "chain", "rows", "animals")
+"""Of parts, each as likely as the others."""
+SUMS = ("chain", "rows")
+"""Kinds that are copied numbers and small sums alone: what a model of a million weights learns to
+write from masks. Spelling, and telling animals from things, would take it far longer."""
 
 WORDS = (
     "planet", "garden", "bridge", "window", "letter", "summer", "winter", "butter", "pencil",
@@ -140,18 +147,20 @@ class Example:
 
 def multipart_examples(
     seed: int, n: int, *, split: str = "train", parts: Parts = NUM_PARTS,
-    count_tokens: Callable[[str], int] | None = None, planned: bool = False,
+    kinds: Sequence[str] = KINDS, count_tokens: Callable[[str], int] | None = None,
+    planned: bool = False,
 ) -> list[Example]:  # fmt: skip
     """The first `n` problems of a seed in a split, with their answers, plain and annotated."""
     return [
         Example(problem.prompt, problem.response, problem.annotated(count_tokens, planned=planned))
-        for problem in problems(seed, n, split, parts)
+        for problem in problems(seed, n, split, parts, kinds)
     ]
 
 
 def multipart_rows(
     seed: int, n: int, *, split: str = "train", parts: Parts = NUM_PARTS,
-    count_tokens: Callable[[str], int] | None = None, planned: bool = False,
+    kinds: Sequence[str] = KINDS, count_tokens: Callable[[str], int] | None = None,
+    planned: bool = False,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """`multipart_examples` as lines of a file: `Annotated` rows to train on."""
     return [
@@ -163,41 +172,59 @@ def multipart_rows(
             annotator=f"multipart-{VERSION}",
         ).model_dump(exclude_none=True)
         for example in multipart_examples(
-            seed, n, split=split, parts=parts, count_tokens=count_tokens, planned=planned
+            seed,
+            n,
+            split=split,
+            parts=parts,
+            kinds=kinds,
+            count_tokens=count_tokens,
+            planned=planned,
         )
     ]
 
 
 def multipart_questions(
-    seed: int, n: int, *, split: str = "train", parts: Parts = NUM_PARTS
-) -> list[dict[str, Any]]:
+    seed: int, n: int, *, split: str = "train", parts: Parts = NUM_PARTS,
+    kinds: Sequence[str] = KINDS,
+) -> list[dict[str, Any]]:  # fmt: skip
     """The same problems as `prompt` and `answer`, the expected number after `####`."""
     return [
         {"prompt": problem.prompt, "answer": f"{problem.response}\n#### {problem.total}"}
-        for problem in problems(seed, n, split, parts)
+        for problem in problems(seed, n, split, parts, kinds)
     ]
 
 
-def problems(seed: int, n: int, split: str, parts: Parts = NUM_PARTS) -> list[Problem]:
-    """The first `n` different problems of a seed in a split, with so many parts each: a function
-    of these four alone.
+def problems(
+    seed: int, n: int, split: str, parts: Parts = NUM_PARTS, kinds: Sequence[str] = KINDS
+) -> list[Problem]:
+    """The first `n` different problems of a seed in a split, with so many parts each, of these
+    kinds: a function of these five alone.
 
     Which split a problem is in is a function of its prompt, so no problem of one split is in
     another, whatever the seeds. Raises `UnknownName`, and `InvalidInput` for `n` below 1 and for
-    numbers of parts that there are not.
+    numbers or kinds of parts that there are not, and for more problems than there are.
     """
     if split not in SPLITS:
         raise UnknownName("split", split, list(SPLITS))
     chosen = SPLITS[split]
     if n < 1:
         raise InvalidInput(f"the number of problems must be at least 1, got {n}")
-    kind = "" if _checked(parts) == NUM_PARTS else f"{parts[0]}-{parts[1]}/"
+    name = "" if _checked(parts) == NUM_PARTS else f"{parts[0]}-{parts[1]}/"
+    chosen_kinds = _checked_kinds(kinds)
+    name += "" if chosen_kinds == KINDS else f"{'+'.join(chosen_kinds)}/"
     found: dict[str, Problem] = {}
-    index = 0
+    index = last = 0
     while len(found) < n:
-        problem = _draw(random.Random(f"multipart/{VERSION}/{kind}{seed}/{index}"), parts)
+        if index - last > PATIENCE:
+            raise InvalidInput(
+                f"there are hardly more than {len(found)} such problems in split {split}, and {n} "
+                "are asked for; ask for fewer, for more parts or for more kinds"
+            )
+        rng = random.Random(f"multipart/{VERSION}/{name}{seed}/{index}")
+        problem = _draw(rng, parts, chosen_kinds)
         index += 1
         if chosen.holds(prompt_id(problem.prompt)):
+            last = last if problem.prompt in found else index
             found.setdefault(problem.prompt, problem)
     return list(found.values())
 
@@ -217,6 +244,16 @@ def _checked(parts: Parts) -> Parts:
             f"parts {parts[0]}-{parts[1]} is no range from 1 to {MAX_PARTS}; give one, such as 1-2"
         )
     return parts
+
+
+def _checked_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
+    """In the order of `KINDS`."""
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UnknownName("kind of part", kind, list(KINDS))
+    if not kinds:
+        raise InvalidInput(f"no kind of part is asked for; give some of {', '.join(KINDS)}")
+    return tuple(kind for kind in KINDS if kind in kinds)
 
 
 def num_words(text: str) -> int:
@@ -250,10 +287,10 @@ def read_answer(text: str) -> Reading:
 # -- drawing -----------------------------------------------------------------------------------
 
 
-def _draw(rng: random.Random, num_parts: Parts) -> Problem:
+def _draw(rng: random.Random, num_parts: Parts, kinds: Sequence[str]) -> Problem:
     """What is drawn, and in which order, makes the problems: see `VERSION`."""
     count = rng.choice(range(num_parts[0], num_parts[1] + 1))
-    parts = tuple(rng.choice(_KINDS)(rng) for _ in range(count))
+    parts = tuple(_DRAWN[rng.choice(kinds)](rng) for _ in range(count))
     openings, closings = (OPENINGS, CLOSINGS) if count > 1 else (OPENINGS_OF_ONE, CLOSINGS_OF_ONE)
     lines = [rng.choice(openings).format(count=count)]
     lines += [f"({number}) {part.question}" for number, part in enumerate(parts, 1)]
@@ -326,6 +363,10 @@ def _animals(rng: random.Random) -> Part:
     return Part("animals", question.format(", ".join(names)), " ".join(steps), seen)
 
 
-_KINDS: tuple[Callable[[random.Random], Part], ...] = (
-    _letters, _occurrences, _chain, _rows, _animals,
-)  # fmt: skip
+_DRAWN: dict[str, Callable[[random.Random], Part]] = {
+    "letters": _letters,
+    "occurrences": _occurrences,
+    "chain": _chain,
+    "rows": _rows,
+    "animals": _animals,
+}
