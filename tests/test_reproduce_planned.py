@@ -172,14 +172,16 @@ def test_rows_of_all_forms_are_of_the_same_problems(scripts: dict[str, Any]) -> 
 
     for form in scripts["cells"].ROWS:
         rows = list(prepare.rows_in(form, 5, 0, count))
-        assert [row["response"] for row in rows] == [p.response for p in problems(0, 5, "train")]
+        assert [row["response"] for row in rows] == [
+            p.response for p in problems(0, 5, "train", kinds=scripts["cells"].KINDS)
+        ]
         assert all(stripped(row["annotated"]) == row["response"] for row in rows)
         syncs = {row["annotated"].count("<sync/>") for row in rows}
         assert syncs == ({0} if form == "one-round" else {1})
         topics = {c.topic for row in rows for c in chunks_of(row["annotated"])}
         assert topics == {""} if form == "no-topics" else {"part 1", "part 2"} <= topics
         assert all(count(row["response"]) <= scripts["cells"].WINDOW for row in rows)
-    longest = max(count(p.response) for p in problems(3, 60, "test"))
+    longest = max(count(p.response) for p in problems(3, 60, "test", kinds=scripts["cells"].KINDS))
     assert longest <= scripts["cells"].WINDOW
     assert max(count("part 3"), count(" Now.")) == 2
 
@@ -198,7 +200,7 @@ def test_what_is_prepared_has_both_phases_in_all_forms(
     for path, data in before.items():
         rows = [json.loads(line) for line in data.splitlines()]
         parts = (1, 2) if path.name.startswith("short") else (4, 5)
-        asked = problems(0, len(rows), "train", parts)
+        asked = problems(0, len(rows), "train", parts, scripts["cells"].KINDS)
         assert [row["prompt"] for row in rows] == [p.prompt for p in asked]
         assert set(scripts["prepare"].vocabulary_of(rows)) <= known
         assert all(stripped(row["annotated"]) == row["response"] for row in rows)
