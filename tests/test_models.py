@@ -547,6 +547,46 @@ def test_folder_that_is_refused(tiny_folder, tmp_path, hurt, error, expected):
     assert "\n" not in str(caught.value)
 
 
+def write(path, text="{}"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["config.json", "environment.json", "model/model.safetensors"], "its model is {}/model"),
+        (["config.json", "environment.json", "model/adapter_model.safetensors"], "{}/model"),
+        (
+            ["prefer.run.json", "round-2/model/a.safetensors", "round-10/model/a.safetensors",
+             "round-11/answers.jsonl"],
+            "{} is a training run; its model is {}/round-10/model",
+        ),
+        (["config.json", "environment.json", "model/notes"], "a training run without a model yet"),
+        (["config.json", "environment.json", "rows.jsonl"], "is a run of stretto eval"),
+    ],
+)  # fmt: skip
+def test_a_run_is_told_from_a_model(tmp_path, monkeypatch, files, expected):
+    """As it was named: a relative path stays one."""
+    monkeypatch.chdir(tmp_path)
+    for name in files:
+        write(tmp_path / "runs" / "pasta" / name)
+    for ask in (resolve, pull):
+        with pytest.raises(ModelUnavailable, match=expected.replace("{}", "runs/pasta")) as caught:
+            ask("runs/pasta")
+        assert "\n" not in str(caught.value)
+    write(tmp_path / "round-1" / "model" / "a.safetensors")
+    with pytest.raises(ModelUnavailable, match=r"round-1 is a training run; its model is .*/model"):
+        resolve(tmp_path / "round-1")
+
+
+def test_a_model_that_has_a_model_in_it_is_one(tiny_folder, tmp_path):
+    folder = Path(shutil.copytree(tiny_folder, tmp_path / "copy"))
+    write(folder / "model" / "model.safetensors")
+    write(folder / "environment.json")
+    assert resolve(folder).path == folder
+
+
 @pytest.mark.parametrize(
     ("name", "error", "expected"),
     [

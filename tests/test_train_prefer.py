@@ -20,11 +20,12 @@ from test_judges_llm import Server, shown, verdict
 
 from stretto import LM, SamplingParams
 from stretto.cli import main
+from stretto.cli.train_score import WHY_SKIPPED
 from stretto.data.annotators import Exhausted
 from stretto.data.rows import prompt_id, read_rows
 from stretto.errors import InvalidInput
 from stretto.eval.judges import check_different, judges_of
-from stretto.train.pairs import Pair, Scored
+from stretto.train.pairs import SKIPS, Pair, Scored
 
 PROMPTS = ("one two", "three", "four five six", "seven")
 TRAINING = ("--lr", "1e-3", "--epochs", "3", "--batch", "2", "--checkpoint-every", "2")
@@ -145,12 +146,14 @@ def test_stages_by_themselves_make_the_same_model(
     assert code == 0
     assert json.loads(out)["judged"] == 16
     pairs = str(tmp_path / "pairs.jsonl")
-    code, out, _ = run(
+    code, out, err = run(
         "train", "pairs", "--scored", scored, "--lambda", "1", "--out", pairs, "--json"
     )
     assert code == 0
     counts = json.loads(out)
     assert counts["best"]["quality"] > counts["worst"]["quality"]
+    for reason, count in counts["skipped"].items():
+        assert f"{count} prompts have no pair, {reason}: " in err
     assert Path(pairs).read_bytes() == (whole / "round-1" / "pairs.jsonl").read_bytes()
     code, out, _ = run(
         "train", "prefer", "--model", str(given / "model"), "--answers", answers, "--pairs", pairs,
@@ -197,6 +200,23 @@ def test_one_scoring_serves_every_lambda(
         sound = [r for r in rows.values() if r.prompt_id == pair.prompt_id and not r.flaws]
         best = rows[f"{pair.prompt_id}/{pair.best}"]
         assert best.quality == max(r.quality for r in sound if r.quality is not None)
+
+
+def test_few_answers_and_why_there_is_no_pair_are_told(
+    whole: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    lines = (whole / "round-1" / "scored.jsonl").read_text().splitlines(keepends=True)
+    told = ["train", "pairs", "--lambda", "1", "--out", str(tmp_path / "pairs.jsonl"), "--scored"]
+    assert "few to choose" not in run(*told, str(whole / "round-1" / "scored.jsonl"))[2]
+    (tmp_path / "scored.jsonl").write_text(lines[0])
+    code, _, err = run(*told, str(tmp_path / "scored.jsonl"))
+    assert code == 0
+    assert "1 prompts have no pair, one-candidate: fewer than two answers have a score" in err
+    assert "1.0 answers a prompt are few to choose the best and the worst of" in err
+
+
+def test_every_reason_for_no_pair_is_worded() -> None:
+    assert set(WHY_SKIPPED) == set(SKIPS)
 
 
 # -- kills and stops -------------------------------------------------------------------------------
@@ -391,6 +411,100 @@ def test_a_second_opponent_is_a_prompts_first_reference(
     others = {text for pair in shown_texts for text in pair}
     assert {text for text in others if "gold" in text} == {f"gold {p}" for p in PROMPTS}
     assert "not this" not in others
+
+
+# -- the model that sampled ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sampled(whole: Path, tmp_path: Path) -> Path:
+    """A copy of the first round's answers, with what stands beside them."""
+    for path in (whole / "round-1").glob("answers*"):
+        shutil.copy(path, tmp_path)
+    return tmp_path / "answers.jsonl"
+
+
+def score_flags(given: Path, sampled: Path, *more: str) -> list[str]:
+    own = ["train", "score", "--answers", str(sampled), "--baseline", str(given / "base.jsonl")]
+    return [*own, "--judge", "none", "--out", str(sampled.with_name("scored.jsonl")), *more]
+
+
+def test_the_model_that_sampled_is_the_one_noted_beside_the_answers(
+    given: Path, sampled: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, _ = run(*score_flags(given, sampled, "--json"))
+    named, again, _ = run(*score_flags(given, sampled, "--json", "--model", str(given / "model")))
+    assert (code, named) == (0, 0)
+    assert out == again
+    assert json.loads(out)["branches"] > 0
+    assert "unclosed" in json.loads(out)["flaws"] or json.loads(out)["flaws"] == {}
+
+
+@pytest.fixture
+def other(given: Path, tmp_path: Path) -> Path:
+    """The same weights under a card without control tokens."""
+    folder = Path(shutil.copytree(given / "model", tmp_path / "other"))
+    (folder / "stretto.json").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("verb", ["score", "prefer"])
+def test_another_model_than_the_one_that_sampled_is_refused(
+    verb: str, given: Path, sampled: Path, other: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    told = score_flags(given, sampled, "--model", str(other))
+    if verb == "prefer":
+        told = [*prefer_flags(given, sampled.with_name("out"), "--answers", str(sampled))]
+        told[told.index("--model") + 1] = str(other)
+    code, out, err = run(*told)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"was sampled by '{given / 'model'}' of fingerprint" in err
+    assert "name the model that sampled (--model)" in err
+    assert not sampled.with_name("out").exists()
+
+
+def test_a_model_that_sampled_and_is_gone_is_asked_for(
+    given: Path, sampled: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    """The hub is not: it may have another model of that name."""
+    notes = sampled.with_name("answers.run.json")
+    notes.write_text(notes.read_text().replace(str(given / "model"), "org-of-nobody/none"))
+    code, out, err = run(*score_flags(given, sampled))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "was sampled by 'org-of-nobody/none', which is not here; name where it is" in err
+    assert run(*score_flags(given, sampled, "--model", str(given / "model")))[0] == 0
+
+
+def test_without_notes_a_model_without_the_control_tokens_is_refused(
+    given: Path, sampled: Path, other: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    sampled.with_name("answers.run.json").unlink()
+    code, _, err = run(*score_flags(given, sampled))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "have control tokens, and no answers.run.json says which model" in err
+    code, _, err = run(*score_flags(given, sampled, "--model", str(other)))
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"have control tokens that {other} has not; name the model" in err
+    assert run(*score_flags(given, sampled, "--model", str(given / "model")))[0] == 0
+    plain = score_flags(given, given / "base.jsonl", "--out", str(sampled.with_name("p.jsonl")))
+    assert run(*plain)[0] == 0  # answers without control tokens are of any model
+
+
+def test_a_run_is_not_taken_for_its_model(
+    given: Path, whole: Path, sampled: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    expected = f"{whole} is a training run; its model is {whole / 'round-2' / 'model'}"
+    sampling = ["data", "sample", "--prompts", str(given / "prompts.jsonl"), "--out", "x.jsonl"]
+    for told in (
+        score_flags(given, sampled, "--model", str(whole)),
+        [*sampling, "--model", str(whole)],
+        ["run", "one", "--model", str(whole)],
+        ["train", "sft", "--data", str(sampled), "--out", "x", "--model", str(whole)],
+        ["eval", "run", "--task", "multipart", "--out", "x", "--arm", f"a={whole}"],
+    ):
+        code, out, err = run(*told)
+        assert (code, out, err.count("\n")) == (2, "", 1), told
+        assert expected in err
 
 
 # -- refusals --------------------------------------------------------------------------------------

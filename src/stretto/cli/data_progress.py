@@ -50,6 +50,13 @@ class Progress:
         else:
             say(text)
 
+    def step(self, text: str) -> None:
+        """Of work whose steps are few: each has a line of its own where lines stay."""
+        if self._is_live:
+            self.update(text)
+        elif not self._quiet:
+            say(text)
+
     def note(self, text: str) -> None:
         """A line that stays, shown at once."""
         self._clear()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from stretto.cli.data_options import worded
 from stretto.cli.output import interruptible, is_live, say, write_json, write_line
 from stretto.errors import INTERRUPTED, SOME_FAILED
 
@@ -110,7 +111,7 @@ def _show(summary: Mapping[str, Any], as_json: bool) -> None:
         write_json(summary)
         return
     for name in ("train", "valid"):
-        say(f"{name}: " + ", ".join(f"{k} {v}" for k, v in summary[name].items()))
+        say(f"{name}: " + ", ".join(f"{k} {worded(v)}" for k, v in summary[name].items()))
     if summary["model"] is not None:
         write_line(summary["model"])
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto.cli import train_judge
-from stretto.cli import train_score as parts
 from stretto.cli.train_parts import is_first
+from stretto.cli.train_sampler import folder_of, sampler_of
 from stretto.errors import InvalidInput, Unsupported
 from stretto.files import write_atomically
 from stretto.models.weights import is_adapter, read_header, weight_files
@@ -103,7 +103,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
     own = judge.references if judge and judge.references else ()
     references = [_hash(path) for path in (*plan.held_against.paths, *own)]
     return {
-        "model": fingerprint(parts.folder_of(plan.start)),
+        "model": fingerprint(folder_of(plan.start)),
         "answers": [_hash(path) for path in answers],
         "scored": scored and _hash(scored),
         "pairs": pairs and _hash(pairs),
@@ -151,6 +151,7 @@ def check(plan: Plan) -> None:
         raise InvalidInput(f"lambda {plan.lam} needs a quality; name a judge, or --lambda 0")
     margin_of(plan.sampling.n)
     _check_training(plan)
+    sampler_of(answers, plan.start)
     if (scored is not None or pairs is not None) and not answers:
         raise InvalidInput("scored answers or pairs come with their answers; name them (--answers)")
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -178,7 +179,7 @@ def _check_training(plan: Plan) -> None:
         raise Unsupported(
             "weights of int8 can sample (--sample-dtype) but not be trained; take --dtype bfloat16"
         )
-    folder = parts.folder_of(plan.start)
+    folder = folder_of(plan.start)
     if plan.lora is not None and not is_adapter(folder):
         names = (name for path in weight_files(folder) for name in read_header(path))
         plan.lora.check_layers({name.split(".")[-2] for name in names if name.count(".") > 1})

@@ -9,7 +9,6 @@ import typer
 
 from stretto.cli import data_options, eval_parts, options, train_judge
 from stretto.cli import train_score as parts
-from stretto.models.embedded import EMBEDDED_MODEL
 
 LR = {"full": 5e-7, "lora": 2e-4}
 """Full training: PASTA's. A LoRA's matrices begin near 0 and take more."""
@@ -22,7 +21,7 @@ def _given(what: str) -> str:
 def prefer(
     *,
     out: Annotated[Path, typer.Option(metavar="DIR", help="A folder for all rounds.")],
-    model: options.Model = EMBEDDED_MODEL,
+    model: options.Model,
     rounds: Annotated[int, typer.Option(metavar="N", help="Rounds in all.")] = 1,
     answers: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help=_given("answers") + " Repeatable.")

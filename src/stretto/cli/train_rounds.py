@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from stretto.cli import train_score as parts
 from stretto.cli.output import say
 from stretto.cli.train_parts import is_first
 from stretto.cli.train_plan import Plan, check, open_folder
+from stretto.cli.train_sampler import card_of, control_of, folder_of
 from stretto.errors import INTERRUPTED, SOME_FAILED
 from stretto.files import beside
 
@@ -74,8 +75,10 @@ def _run_round(plan: Plan, number: int, result: dict[str, Any]) -> None:
 
     plan.folder(number).mkdir(parents=True, exist_ok=True)
     book = PromptBook.read(plan.prompts, prompt_field=plan.prompt_field)
-    answers = parts.read_answers(_answers(plan, number, result))
-    pairs = _pairs(plan, number, answers, book, result)
+    files = _answers(plan, number, result)
+    answers = parts.read_answers(files)
+    sampled = Sampled(answers, control_of(answers, files, plan.start_of(number)))
+    pairs = _pairs(plan, number, sampled, book, result)
     result["training"] = _train(plan, number, answers, pairs, book).to_json()
 
 
@@ -114,8 +117,16 @@ def _answers(plan: Plan, number: int, result: dict[str, Any]) -> tuple[Path, ...
 # -- scoring and pairing ---------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """A round's answers, and the control ids of the model that gave them."""
+
+    answers: list[Answer]
+    control: dict[str, int]
+
+
 def _pairs(
-    plan: Plan, number: int, answers: list[Answer], book: PromptBook, result: dict[str, Any]
+    plan: Plan, number: int, sampled: Sampled, book: PromptBook, result: dict[str, Any]
 ) -> list[Pair]:
     from stretto.data.rows import read_rows
     from stretto.train.pairs import Pair, Scored, summarise
@@ -124,7 +135,7 @@ def _pairs(
         return read_rows(plan.given[2], Pair)
     given = plan.given[1] if number == 1 else None
     rows = (
-        _scored(plan, number, answers, book, result) if given is None else read_rows(given, Scored)
+        _scored(plan, number, sampled, book, result) if given is None else read_rows(given, Scored)
     )
     path = plan.folder(number) / "pairs.jsonl"
     made = parts.write_pairs(
@@ -135,7 +146,7 @@ def _pairs(
 
 
 def _scored(
-    plan: Plan, number: int, answers: list[Answer], book: PromptBook, result: dict[str, Any]
+    plan: Plan, number: int, sampled: Sampled, book: PromptBook, result: dict[str, Any]
 ) -> list[Any]:
     if plan.baseline is None:
         raise AssertionError("checked before")
@@ -143,12 +154,9 @@ def _scored(
     settings = plan.judge
     if settings is not None:
         settings = replace(settings, replies=beside(path, "replies.jsonl"))
+    references = plan.held_against.read()
     inputs = parts.Inputs.of(
-        answers,
-        plan.baseline,
-        book,
-        references=plan.held_against.read(),
-        model=plan.start_of(number),
+        sampled.answers, plan.baseline, book, references=references, control=sampled.control
     )
     scoring, code = parts.run_scoring(inputs, settings, path, quiet=plan.quiet)
     result["scoring"] = scoring.to_json()
@@ -173,7 +181,7 @@ def _train(
         trainee = _open(plan, number)
         with Progress(quiet=plan.quiet or not workers.is_first) as progress:
             hooks = Hooks(
-                report=lambda line: progress.update(_worded(number, line)),
+                report=lambda line: progress.step(_worded(number, line)),
                 report_reference=lambda done, all_: progress.update(f"reference {done}/{all_}"),
                 should_stop=is_interrupted,
             )
@@ -191,7 +199,7 @@ def _train(
 def _open(plan: Plan, number: int) -> Trainee:
     from stretto.train.trainee import open_trainee
 
-    dialect = parts.card_of(plan.start_of(number)).dialect
+    dialect = card_of(plan.start_of(number)).dialect
     return open_trainee(
         plan.start_of(number),
         dialect=dialect,
@@ -208,7 +216,7 @@ def _learner(plan: Plan, number: int, trainee: Trainee, book: PromptBook, worker
     from stretto.train.prefer_run import Learner
 
     identity = {
-        "model": fingerprint(parts.folder_of(plan.start_of(number))),
+        "model": fingerprint(folder_of(plan.start_of(number))),
         "dtype": plan.dtype,
         "how": trainee.how,
     }
@@ -232,7 +240,7 @@ def judges_before(start: str) -> list[str]:
     """Who scored what the start model learnt from."""
     from stretto.eval.judges import judges_of
 
-    return judges_of(parts.folder_of(start))
+    return judges_of(folder_of(start))
 
 
 def save_model(trainee: Trainee, folder: Path, before: list[str], pairs: list[Pair]) -> None:

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import data_options, eval_parts, options, train_judge
-from stretto.cli.output import write_rows
+from stretto.cli.output import say, write_rows
+from stretto.cli.train_sampler import control_of
 from stretto.errors import INTERRUPTED, SOME_FAILED
 from stretto.files import beside
-from stretto.models.embedded import EMBEDDED_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from stretto.data.rows import Answer, PromptBook
     from stretto.eval.judges import Judge, JudgeSettings
-    from stretto.tokens.card import ModelCard
     from stretto.train.pairs import Pair
     from stretto.train.scoring import Opponent, Scoring
 
@@ -45,7 +44,9 @@ def score(
     prompt_field: data_options.PromptField = None,
     references: train_judge.References = None,
     reference_field: eval_parts.JudgeReferenceField = None,
-    model: options.Model = EMBEDDED_MODEL,
+    model: Annotated[
+        str | None, typer.Option(help="The model that sampled, if not as noted beside the answers.")
+    ] = None,
     judge: train_judge.JudgeName = "likelihood",
     judge_url: eval_parts.JudgeUrl = None,
     api_key_env: eval_parts.ApiKeyEnv = "OPENAI_API_KEY",
@@ -83,9 +84,9 @@ def score(
         device=device,
     )
     book = PromptBook.read(prompts or [], prompt_field=prompt_field)
-    inputs = Inputs.of(
-        read_answers(answers), baseline, book, references=held_against.read(), model=model
-    )
+    rows = read_answers(answers)
+    control = control_of(rows, answers, model)
+    inputs = Inputs.of(rows, baseline, book, references=held_against.read(), control=control)
     set_threads(threads)
     scoring, stopped = run_scoring(inputs, settings, out, quiet=quiet)
     data_options.show(scoring.to_json() | {"file": str(out)}, as_json)
@@ -109,7 +110,9 @@ def pairs(
 
     rows = read_rows(scored, Scored)
     made = write_pairs(rows, out, lam=lam, variant=variant, length_ratio=length_ratio)
-    data_options.show(summarise(made, rows) | {"file": str(out)}, as_json)
+    result = summarise(made, rows)
+    data_options.show(result | {"file": str(out)}, as_json)
+    say_skipped(result["skipped"], len(rows), len(made))
 
 
 # -- shared with `train prefer` --------------------------------------------------------------------
@@ -132,13 +135,13 @@ class Inputs:
         book: PromptBook,
         *,
         references: Mapping[str, str],
-        model: str,
+        control: dict[str, int],
     ) -> Inputs:
         from stretto.data.rows import Answer, read_rows
         from stretto.train.scoring import opponents_of
 
         opponents = opponents_of(read_rows(baseline, Answer), references)
-        return cls(answers, opponents, book.prompt_of, card_of(model).control)
+        return cls(answers, opponents, book.prompt_of, control)
 
 
 def read_answers(paths: Sequence[Path]) -> list[Answer]:
@@ -153,21 +156,6 @@ def read_answers(paths: Sequence[Path]) -> list[Answer]:
                 raise InvalidInput(f"{path} has answer {row.key} again; give each file once")
             rows[row.key] = row
     return list(rows.values())
-
-
-def folder_of(model: str) -> Path:
-    """The folder of a model, an adapter's own."""
-    from stretto.models import resolve
-
-    folder = Path(model).expanduser()
-    return folder if folder.is_dir() else resolve(model).path
-
-
-def card_of(model: str) -> ModelCard:
-    """A model's card; nothing else of it is loaded."""
-    from stretto.tokens.card import ModelCard
-
-    return ModelCard.load(folder_of(model))
 
 
 def set_threads(threads: int | None) -> None:
@@ -241,6 +229,28 @@ def _judged_so_far(inputs: Inputs, judge: Judge | None, judged: Any) -> Scoring:
     )
     found.unjudged = left
     return found
+
+
+WHY_SKIPPED = {
+    "one-candidate": "fewer than two answers have a score",
+    "tie": "all scores are the same",
+    "no-sound-best": "every answer has a flaw",
+    "best-is-worst": "no answer without a flaw scores above the worst one",
+    "lengths-differ": "no two answers of like length differ in score",
+}
+FEW_ANSWERS = 4
+"""To a prompt: below that a quality, which is told in their spread, says little."""
+
+
+def say_skipped(skipped: Mapping[str, int], num_rows: int, num_prompts: int) -> None:
+    """Why prompts have no pair, and whether there is much to choose from."""
+    for reason, count in skipped.items():
+        say(f"{count} prompts have no pair, {reason}: {WHY_SKIPPED[reason]}")
+    if num_rows < FEW_ANSWERS * num_prompts:
+        say(
+            f"{num_rows / num_prompts:.1f} answers a prompt are few to choose the best and the "
+            "worst of; sample more (data sample --n)"
+        )
 
 
 def write_pairs(

@@ -14,6 +14,7 @@ from stretto.models.embedded import EMBEDDED_MODEL
 from stretto.models.folder import ModelFacts, inspect_folder
 from stretto.models.offline import is_offline, way_online
 from stretto.models.progress import Report, shown_on_stderr
+from stretto.models.runs import check_no_run
 from stretto.models.shipped import shipped
 from stretto.models.weights import is_adapter
 
@@ -49,8 +50,8 @@ def resolve(
     existing folder, a GGUF file, a hub name `org/model`. Offline, what is not on this disk already
     is refused. Converted models are compared with the hashes in their manifest at each call. A
     folder may hold an adapter: its base is then resolved too, and `facts` are those of both
-    together. Progress goes to `report`, by default to stderr. Raises `UnknownName`,
-    `ModelUnavailable` or `Unsupported`.
+    together. A training run's folder is refused with the name of its model. Progress goes to
+    `report`, by default to stderr. Raises `UnknownName`, `ModelUnavailable` or `Unsupported`.
     """
     name = os.fspath(name_or_path)
     with _reading(), _reporting(report) as reporter:
@@ -89,6 +90,7 @@ def _locate(name: str, offline: bool, report: Report) -> tuple[Path, Source]:
         return packaged, "folder"
     path = Path(os.path.expanduser(name))  # leaves an unknown ~user as it is
     if name and os.path.isdir(path):  # False, not an error, for a name too long to be a path
+        check_no_run(path)
         return path.resolve(), "folder"
     if (file := _gguf_path(name)) is not None:
         return gguf_cache.converted(file, report), "gguf"
