@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -184,6 +185,17 @@ def test_a_comparison_that_is_none_is_one_line(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert str(path) in said
+
+
+@pytest.mark.parametrize("folder", ["report/instruct", "validation/compared", "scores/compared"])
+def test_every_run_of_a_table_is_explained_at_the_top(folder: str, page: dict[str, Any]) -> None:
+    told = " ".join(page["ARMS"])
+    path = PASTA.parent / "results" / "pasta" / folder / "compare.json"
+    runs = json.loads(path.read_text())["runs"]
+    for name in (run["run"] for run in runs):
+        general = re.sub(r"^pasta-bon-(\d+|inf)$", "pasta-bon-λ", name)
+        ending = name.removeprefix("pasta-bon-0.25")
+        assert any(f"`{form}`" in told for form in (name, general, ending)), name
 
 
 def test_rows_that_are_none_are_one_line(

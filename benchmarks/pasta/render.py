@@ -44,6 +44,20 @@ another model (Baseline-SFT), so the two judges are not independent of each othe
 often wrong whatever the method; what is compared is methods, on the same model. Each annotator's
 arms are trained on as many rows of the same pool of answers, not on the same rows.
 """
+ARMS = {
+    "the baseline": "Baseline-SFT: trained on the rows of `pasta-sft` without their promises, "
+    "decoded one token at a time; what every figure is held against",
+    "`sot`": "the baseline's weights, decoded by Skeleton-of-Thought",
+    "`apar`": "dialect `apar`, trained on rows that its published rules annotated",
+    "`pasta-structure`": "dialect `pasta`, trained on rows annotated by their form",
+    "`pasta-sft`": "dialect `pasta`, trained on rows annotated by measured likelihood",
+    "`pasta-bon-λ`": "`pasta-sft` after a round of preference training on its own answers, scored "
+    "by speed (`matched`) + λ · quality: λ 0 is speed alone, `inf` quality alone",
+    "`pasta-bon-0.25`": "of these the one that ships, as `smollm2-135m-pasta`",
+    "`pasta-bon-4-r2`": "`pasta-bon-4` after a second round, on answers of its own",
+    "`pasta-bon-0.25-speedup`, `-parallelism`": "`pasta-bon-0.25` with another score of speed",
+}
+"""What each run in the tables is."""
 VALIDATION = """## What ships
 
 Chosen on the 80 prompts of Vicuna, on which no claim rests: of the arms that are
@@ -138,7 +152,14 @@ REFERENCE = (
 
 def render(results: Path = RESULTS) -> str:
     """The page."""
-    return "\n".join([INTRO, *(line for name in SECTIONS for line in section(name, results))])
+    sections = (line for name in SECTIONS for line in section(name, results))
+    return "\n".join([INTRO, *arms(), *sections])
+
+
+def arms() -> Iterator[str]:
+    """What the runs are, before the first table of them."""
+    lines = ["| run | is |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in ARMS.items())]
+    yield "\n".join(lines) + "\n"
 
 
 def section(name: str, results: Path) -> Iterator[str]:
