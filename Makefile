@@ -39,7 +39,8 @@ setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@echo "Installing into $(VENV): PyTorch and more, some minutes"
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
 clean:

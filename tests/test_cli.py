@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -304,6 +305,10 @@ def test_compare_fills_in_the_speedups(run):
     code, out, err = run(*arguments)
     assert (code, out) == (0, answer["text"] + "\n")
     assert "realized (median of 2 pairs)" in err
+    told = re.search(r"speed-up (.+) theoretical \((.+) tokens a step, an answer (.+) times", err)
+    assert told is not None
+    theoretical, a_step, length = map(float, told.groups())
+    assert theoretical == pytest.approx(a_step / length, abs=0.2)  # all but the end's own token
 
 
 def test_the_trace_file(run, lm, tmp_path):

@@ -121,9 +121,10 @@ def test_answers_find_their_prompts_and_cut_off_ones_are_left_out(place, capsys)
     assert "--prompts" in error
     write_rows(place / "p.jsonl", [{"question": "a"}, {"question": "b"}])
     options = ["answers.jsonl", "--prompts", "p.jsonl", "--no-prompts"]
-    code, result, _ = annotate(capsys, *options)
+    code, result, error = annotate(capsys, *options)
     assert (code, result["annotated"]) == (0, 2)
     assert result["left_out"] == {"ended with length": 1}
+    assert "1 answers were cut short and left out; --keep-unfinished keeps such" in error
     kept = read_rows(place / "out" / "annotated.jsonl", Annotated)
     assert [(row.prompt_id, row.prompt) for row in kept] == [
         (prompt_id("a"), None),

@@ -197,9 +197,12 @@ def rows_of(path: Path) -> dict[str, dict]:
 
 def test_after_kill_9_the_same_command_gives_the_rows_of_an_undisturbed_run(model, place, capsys):
     assert main(command(model, "whole.jsonl")) == 3
-    whole = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    whole = json.loads(captured.out)
     assert (whole["asked_for"], whole["answers"], whole["rejected"]) == (16, 14, 2)
     assert whole["left"] == 0
+    num_cut = whole["finish_reasons"].get("length", 0)
+    assert (f"{num_cut} answers were cut short (--max-tokens 60)" in captured.err) == (num_cut > 0)
     path = place / "killed.jsonl"
     running = subprocess.Popen(
         [STRETTO, *command(model, "killed.jsonl")],

@@ -63,6 +63,7 @@ def annotate(
 
     Exits with 3 if responses were rejected or are left.
     """
+    from stretto.cli.output import say
     from stretto.data.check import load_checker
 
     job = Job(
@@ -82,6 +83,9 @@ def annotate(
     checker = load_checker(tokenizer, dialect=job.dialect, unit=unit)
     result, code = run_job(job, items, checker, out, keep_prompts=not no_prompts, quiet=quiet)
     data_options.show(result | {"left_out": left_out, "folder": str(out)}, as_json)
+    num_cut = sum(n for reason, n in left_out.items() if reason.startswith("ended with "))
+    if num_cut and not quiet:
+        say(f"{num_cut} answers were cut short and left out; --keep-unfinished keeps such")
     raise typer.Exit(code)
 
 

@@ -85,7 +85,20 @@ def sample(
     job = Job(out, params, method, dtype, model, n, batch, not no_prompts, not no_logprobs, quiet)
     code, result = run_job(lm, texts, job)
     data_options.show(result | {"left_out": left_out, "file": str(out)}, as_json)
+    if not quiet:
+        say_cut(result["finish_reasons"].get("length", 0), max_tokens)
     raise typer.Exit(code)
+
+
+def say_cut(num_cut: int, max_tokens: int) -> None:
+    """Answers without an end of their own are of little use later; better to know it now."""
+    from stretto.cli.output import say
+
+    if num_cut:
+        say(
+            f"{num_cut} answers were cut short (--max-tokens {max_tokens}): data annotate leaves "
+            "such out; with a larger --max-tokens more of them end"
+        )
 
 
 @dataclass(frozen=True)

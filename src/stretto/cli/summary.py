@@ -50,7 +50,7 @@ def _notes(completion: Completion, params: SamplingParams) -> Iterator[str]:
 
 
 def _comparison(completion: Completion, baseline: Completion, pairs: int) -> str:
-    theoretical, realized = completion.speedup.theoretical, completion.speedup.realized
+    speedup = completion.speedup
     measured = f"median of {pairs} pairs" if pairs > 1 else "1 pair"
     cut = " (cut off)" if baseline.finish_reason == "length" else ""
     return (
@@ -58,8 +58,20 @@ def _comparison(completion: Completion, baseline: Completion, pairs: int) -> str
         f" in {baseline.timing.decode_s:.1f} s,"
         f" {completion.method} {count(completion.usage.completion_tokens, 'token')}"
         f" in {completion.timing.decode_s:.1f} s;"
-        f" speed-up {theoretical or 0.0:.2f} theoretical, {realized or 0.0:.2f} realized"
-        f" ({measured})"
+        f" speed-up {speedup.theoretical or 0.0:.2f} theoretical{_made_of(completion, baseline)},"
+        f" {speedup.realized or 0.0:.2f} realized ({measured})"
+    )
+
+
+def _made_of(completion: Completion, baseline: Completion) -> str:
+    """The two factors of a theoretical speed-up: a method may gain by writing more at a time, and
+    by saying less."""
+    ours, theirs = completion.usage.completion_tokens, baseline.usage.completion_tokens
+    if not ours or not theirs:
+        return ""
+    return (
+        f" ({completion.speedup.parallelism:.2f} tokens a step, an answer {ours / theirs:.2f} times"
+        " as long)"
     )
 
 
