@@ -18,7 +18,7 @@ from stretto.cli.demo_parts import Lines, play
 from stretto.cli.demo_spans import LiveSpans, SpanBoard
 from stretto.cli.live import MASKED
 from stretto.cli.output import escaped
-from stretto.eval.multipart import problems
+from stretto.eval.multipart import SUMS, problems
 from stretto.models.tiny import new_tiny
 from stretto.runtime.request import Script
 
@@ -192,7 +192,7 @@ def test_the_verb(loaded: LM, capfd: Any) -> None:
         out, err = capfd.readouterr()
         assert main([*command, "--quiet", "--threshold", "0"]) == 0
         assert capfd.readouterr() == ("", "")
-    problem = problems(0, 2, "test")[1]
+    problem = problems(0, 2, "test", kinds=SUMS)[1]
     assert (found["prompt"], found["answer"]) == (problem.prompt, problem.total)
     assert not found["is_right"]
     assert [[s["passes"] for s in r["spans"]] for r in found["rounds"]] == PASSES

@@ -125,7 +125,7 @@ def test_readers_that_are_slow_get_all_of_it_and_hold_up_nobody() -> None:
                 options = {"threads": True}
                 raw.sendall(message(served.chat(f"slow {number}", stream=True,
                                                 stream_options=options, **fields)))  # fmt: skip
-                while b"[DONE]" not in data[-40:]:
+                while b"[DONE]\n\n" not in data[-40:]:
                     data += raw.recv(512)
                     if len(data) > 2000:
                         assert fast_is_over.wait(60), "a slow reader holds up the others"
