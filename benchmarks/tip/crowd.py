@@ -16,6 +16,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def main() -> int:
         for side in in_turn(pair, sides):
             asked = tokens[side.name] if pair >= 0 else WARM_TOKENS
             script = scripts[side.name]
-            measured = rested(lambda s=side, n=asked, x=script: finished(s, given.requests, n, x))  # type: ignore[misc]
+            measured = rested(partial(finished, side, given.requests, asked, script))
             if pair >= 0:
                 side.measured.append({"pair": pair, **measured})
                 print(f"{side.name}: {measured['seconds']:.2f} s", file=sys.stderr, flush=True)

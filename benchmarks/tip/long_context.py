@@ -15,6 +15,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from caches import remembering
@@ -81,7 +82,7 @@ def main() -> int:
     for pair in range(-1, given.pairs):
         for side in in_turn(pair, sides):
             stream = streams[side.name]
-            measured = rested(lambda s=side, x=stream: s.run([x], given.tokens))  # type: ignore[misc]
+            measured = rested(partial(side.run, [stream], given.tokens))
             measured["pass_ms"] = 1000 * measured["pass_seconds"] / measured["passes"]
             if pair >= 0:
                 side.measured.append(rounded({"pair": pair, **measured}))

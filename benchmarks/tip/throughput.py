@@ -17,6 +17,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def compared(given: argparse.Namespace, slots: int, found: Sequence[Problem]) ->
     ]
     for pair in range(-1, pairs):
         for side in in_turn(pair, sides):
-            measured = rested(lambda s=side: answered(s, found))  # type: ignore[misc]
+            measured = rested(partial(answered, side, found))
             if pair >= 0:
                 side.measured.append({"pair": pair, **measured})
                 print(f"pool of {slots}, {side.name}: {measured['seconds']:.2f} s", file=sys.stderr)

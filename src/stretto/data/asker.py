@@ -8,7 +8,6 @@ file.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import threading
 from collections.abc import Sequence
@@ -126,9 +125,7 @@ class Asker:
     def _keep(self, reply: Reply, *, key: str, name: str, number: int) -> RawReply:
         """Puts a reply into the file, unless its question has one there."""
         with self._lock:
-            lost = None
-            if reply.is_lost:
-                lost = next(n for n in itertools.count(1) if f"{key}/{n}" not in self._raw)
+            lost = self._raw.next_number(key) if reply.is_lost else None
             row = RawReply(
                 asked=key, prompt_id=name, round=number, text=reply.text, lost=lost,
                 finish_reason=reply.finish_reason, model=reply.model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 from pathlib import Path
@@ -47,6 +48,10 @@ class Store(Generic[R]):
         except BaseException:
             self._lock.release()
             raise
+
+    def next_number(self, key: str) -> int:
+        """The first number n from 1 on for which the key KEY/n is free."""
+        return next(n for n in itertools.count(1) if f"{key}/{n}" not in self)
 
     def __contains__(self, key: str) -> bool:
         return key in self.rows

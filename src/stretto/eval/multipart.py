@@ -34,8 +34,8 @@ PATIENCE = 10_000
 KINDS = ("letters", "occurrences", "chain", "rows", "animals")
 """Of parts, each as likely as the others."""
 SUMS = ("chain", "rows")
-"""Kinds that are copied numbers and small sums alone: what a model of a million weights learns to
-write from masks. Spelling, and telling animals from things, would take it far longer."""
+"""Kinds that ask for copied numbers and small sums, and for no spelling or knowledge of words: for
+models of a million weights that are to write from masks."""
 
 WORDS = (
     "planet", "garden", "bridge", "window", "letter", "summer", "winter", "butter", "pencil",
@@ -223,9 +223,8 @@ def problems(
         rng = random.Random(f"multipart/{VERSION}/{name}{seed}/{index}")
         problem = _draw(rng, parts, chosen_kinds)
         index += 1
-        if chosen.holds(prompt_id(problem.prompt)):
-            last = last if problem.prompt in found else index
-            found.setdefault(problem.prompt, problem)
+        if problem.prompt not in found and chosen.holds(prompt_id(problem.prompt)):
+            found[problem.prompt], last = problem, index
     return list(found.values())
 
 

@@ -8,7 +8,6 @@ Quality is the confidence of the wins over that of the losses.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import threading
 from collections import deque
@@ -232,10 +231,8 @@ class LLMJudge:
         if self._store is None:
             return
         with self._lock:
-            lost = None
-            if reply.is_lost:
-                keys = ((n, reply_key(name, attempt, n)) for n in itertools.count(1))
-                lost = next(n for n, key in keys if key not in self._store)
+            key = reply_key(name, attempt)
+            lost = self._store.next_number(key) if reply.is_lost else None
             self._store.add(
                 JudgeReply(
                     id=name, attempt=attempt, text=reply.text, tokens_in=reply.tokens_in,
