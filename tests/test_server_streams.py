@@ -136,7 +136,7 @@ def test_a_bug_ends_the_stream_and_gives_everything_back(
 ) -> None:
     fresh, calls = Voice.fresh, []
 
-    def failing(voice: Voice) -> str:
+    def failing(voice: Voice) -> bytes:
         calls.append(1)
         if len(calls) > 5:
             raise RuntimeError("a bug")

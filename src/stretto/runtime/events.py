@@ -6,7 +6,7 @@ belongs where its parent's text stood (`at`) when it started.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from stretto.trace import Origin
@@ -129,8 +129,9 @@ Event = ThreadStart | Token | ThreadEnd | Joined | Evicted | Denoised | Usage | 
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """An event as plain JSON values, its type first."""
-    return {"type": event.type, **asdict(event)}
+    """An event as plain JSON values, its type first. They are the event's own, not copies."""
+    names = [own.name for own in fields(event)]
+    return {"type": event.type, **{name: getattr(event, name) for name in names}}
 
 
 @dataclass(slots=True)

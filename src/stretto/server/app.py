@@ -20,6 +20,7 @@ from stretto.server.engine import EngineLoop
 from stretto.server.gate import OWNER, Gate
 from stretto.server.metrics import Metrics
 from stretto.server.page_files import page_routes
+from stretto.server.route import AskRoute
 from stretto.server.schema import ChatRequest, Common, CompletionRequest
 from stretto.server.settings import Settings
 from stretto.server.streams import EventStream
@@ -77,8 +78,12 @@ class Server:
     def install(self, app: FastAPI) -> None:
         chat = openapi.answers(Chat.kind, "chat")
         text = openapi.answers(Text.kind, "text")
-        app.post("/v1/chat/completions", responses=chat, tags=["OpenAI"])(self.chat)
-        app.post("/v1/completions", responses=text, tags=["OpenAI"])(self.completions)
+        asked: dict[str, Any] = {
+            "methods": ["POST"], "route_class_override": AskRoute, "tags": ["OpenAI"],
+        }  # fmt: skip
+        add = app.router.add_api_route
+        add("/v1/chat/completions", self.chat, responses=chat, **asked)
+        add("/v1/completions", self.completions, responses=text, **asked)
         app.get("/v1/models", responses=openapi.MODELS, tags=["OpenAI"])(self.models)
         app.get("/v1/models/{model:path}", responses=openapi.MODEL, tags=["OpenAI"])(self.model)
         app.get("/health", responses=openapi.HEALTH, tags=["operation"])(self.health)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -105,13 +104,10 @@ def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     error = max(errors, key=lambda e: len(e["loc"]))
     path = _path(error["loc"])
     match error["type"]:
-        case "json_invalid":
-            detail = error.get("ctx", {}).get("error", "")
-            return ApiError(400, f"the body is not JSON: {detail}", code="invalid_json")
         case "extra_forbidden":
             return _unknown(path)
         case "missing":
-            message = f"{path or 'the body'} is missing"
+            message = f"{path} is missing"
         case "model_attributes_type" | "model_type" | "dict_type" if not path:
             message = "the body must be a JSON object, sent with Content-Type: application/json"
         case _:
@@ -155,7 +151,7 @@ def _elsewhere(path: str) -> str | None:
 def _path(loc: Sequence[str | int]) -> str:
     """A place as users write it: messages[0].content."""
     text, before = "", ""
-    for item in loc[1:]:
+    for item in loc:
         if isinstance(item, int):
             text += f"[{item}]"
         elif before not in UNIONS:
@@ -170,10 +166,6 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> JSONResponse:
         return error.response()
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return of_validation(error.errors()).response()
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:

@@ -78,11 +78,8 @@ class Wire(BaseModel):
             return data
         if len(data) > MAX_FIELDS:
             raise ValueError(f"{len(data)} fields are more than there are; leave them out")
-        return {k: v for k, v in data.items() if v is not None and not _is_neutral(cls, k, v)}
-
-
-def _is_neutral(cls: type[BaseModel], name: str, value: Any) -> bool:
-    return issubclass(cls, Common) and value in NEUTRAL.get(name, ())
+        neutral = NEUTRAL if issubclass(cls, Common) else {}
+        return {k: v for k, v in data.items() if v is not None and v not in neutral.get(k, ())}
 
 
 class TextPart(Wire):

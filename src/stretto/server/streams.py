@@ -45,8 +45,9 @@ class EventStream(Response):
         self._voices: list[Voice] = []
         self._write: Write | None = None
         self._news = asyncio.Event()
-        self._is_waiting = False  # the task: for news
-        self._is_over = False
+        self._may_write = False  # the callback: the task waits, and the server offers `WRITE`
+        self._is_over = False  # all of it has been taken from the voices
+        self._has_left = False  # the client
         self._left = b""  # taken from the voices and not sent
         self._failure: ApiError | None = None
         self._bug: Exception | None = None
@@ -60,97 +61,112 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._write = scope.get("extensions", {}).get(WRITE)
-        tasks = [asyncio.ensure_future(each) for each in (self._send(send), until_gone(receive))]
+        watch = asyncio.ensure_future(until_gone(receive))
+        watch.add_done_callback(self._leave)
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await self._send(send)
+        except TimeoutError:
+            log.warning("a reader took nothing for %g s; its answer is cancelled", self._stall_s)
         finally:
             self._answer.close()
-            for task in tasks:
-                task.cancel()
-            sending, _ = await asyncio.gather(*tasks, return_exceptions=True)
-        if isinstance(sending, TimeoutError):
-            log.warning("a reader took nothing for %g s; its answer is cancelled", self._stall_s)
-        elif isinstance(sending, Exception):
-            raise sending
+            watch.cancel()
 
-    # -- the callback --------------------------------------------------------------------------
+    # -- callbacks -----------------------------------------------------------------------------
+
+    def _leave(self, _: object) -> None:
+        """The client has left, or has been answered."""
+        self._has_left = True
+        self._answer.close()
+        self._wake()
 
     def _tell(self) -> None:
         """There is something new, or the answer has ended. Leaves to the task what may wait, and
         what ends it."""
-        if self._write is None or not self._is_waiting or self._news.is_set():
+        if not self._may_write:
             self._news.set()
             return
         try:
-            is_done = self._answer.is_done
             self._left = self._take()
-            if is_done or self._failure is not None:
-                self._news.set()
+            if self._is_over:
+                self._wake()
             elif self._left:
-                if self._write(self._left):
-                    self._left = b""
-                    self._sent_at = self._loop.time()
-                else:
-                    self._news.set()
+                self._write_left()
         except Exception as bug:
             self._bug = bug
-            self._news.set()
+            self._wake()
+
+    def _write_left(self) -> None:
+        if self._write is not None and self._write(self._left):
+            self._left = b""
+            self._sent_at = self._loop.time()
+        else:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._may_write = False
+        self._news.set()
 
     def _take(self) -> bytes:
-        """What has not been sent; notes a failure, after which there is no more."""
-        taken = self._left
+        """What has not been sent; notes whether that is all, as it is after a failure."""
+        taken, is_over = self._left, True
         self._left = b""
         for voice in self._voices:
-            taken += voice.fresh().encode()
+            taken += voice.fresh()
+            is_over &= voice.is_over
             if self._failure is None:
                 self._failure = voice.failure
+        self._is_over = is_over or self._failure is not None
         return taken
 
     # -- the task ------------------------------------------------------------------------------
 
     async def _send(self, send: Send) -> None:
-        """All of it. Raises `TimeoutError` if the reader takes nothing."""
+        """All of it, unless the client leaves. Raises `TimeoutError` if it takes nothing."""
 
-        async def timely(message: Message) -> None:
+        async def timely(*messages: Message) -> None:
             async with asyncio.timeout(self._stall_s):
-                await send(message)
+                for message in messages:
+                    await send(message)
             self._sent_at = self._loop.time()
 
+        def part(data: bytes) -> Message:
+            return {"type": "http.response.body", "body": data, "more_body": not self._is_over}
+
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await timely(start)
-        data = "".join([voice.opening() for voice in self._voices]).encode()
+        await timely(start, part(b"".join([voice.opening() for voice in self._voices])))
         while not self._is_over:
-            await timely({"type": "http.response.body", "body": data, "more_body": True})
             data = await self._more()
-        await timely({"type": "http.response.body", "body": data + LAST, "more_body": False})
+            if self._has_left:
+                return
+            await timely(part(data))
 
     async def _more(self) -> bytes:
-        """What to send next, once there is something. The last of it sets `is_over`."""
-        while True:
-            is_done = self._answer.is_done
+        """What to send next, once there is something or the client has left."""
+        while not self._has_left:
+            if self._bug is not None:
+                raise self._bug
             data = self._take()
             if self._failure is not None:
-                self._is_over = True
-                return data + event_of(self._failure.body()).encode()
-            if is_done:
-                self._is_over = True
-                return data + await self._answer.aside(self._ends)
+                return data + event_of(self._failure.body()) + LAST
+            if self._is_over:
+                return data + await self._answer.aside(self._ends) + LAST
             if data:
                 return data
             if not await self._has_news():
                 return PING
+        return b""
 
     async def _has_news(self) -> bool:
         """Waits for news; False if for `PING_S` nothing was sent."""
         self._news.clear()
-        self._is_waiting = True
+        self._may_write = self._write is not None
         try:
             while (end := self._sent_at + PING_S) > self._loop.time():
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(end):
                         return await self._news.wait()
         finally:
-            self._is_waiting = False
+            self._may_write = False
         return False
 
     def _ends(self) -> bytes:
@@ -161,4 +177,4 @@ class EventStream(Response):
         if answer.options.include_usage:
             usage = usage_of(completions, answer.ask.num_samples)
             ends.append(event_of(answer.envelope.chunk([], usage=usage)))
-        return "".join(ends).encode()
+        return b"".join(ends)

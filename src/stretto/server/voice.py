@@ -17,7 +17,8 @@ from stretto.server.wire import MARK, Piece, details_of, event_of
 
 
 class Voice:
-    """Gives server-sent events, each with one chunk.
+    """Gives server-sent events, each with one chunk. `is_over` once all of the choice has been
+    given but its `closing`.
 
     An end that a stop string could begin with is held back, since it may yet be cut off. After a
     failure nothing more is sent: text that was not stopped is not cut either.
@@ -25,6 +26,7 @@ class Voice:
 
     def __init__(self, answer: Answer, index: int, job: Job) -> None:
         self.failure: ApiError | None = None
+        self.is_over = False
         self._answer = answer
         self._index = index
         self._job = job
@@ -37,29 +39,31 @@ class Voice:
         self._settled: deque[Drawn] = deque()  # and not sent
         self._piece = Piece(self._chunk(self._delta(MARK, MARK)))
 
-    def opening(self) -> str:
+    def opening(self) -> bytes:
         return event_of(self._chunk(self._delta("", None, is_first=True)))
 
-    def fresh(self) -> str:
+    def fresh(self) -> bytes:
         """What is new: nothing, or one chunk."""
         progress = self._job.progress
         if progress is self._seen:
-            return ""
+            return b""
         self._seen = progress
         if progress.is_done:
+            self.is_over = True
             self.failure = self._answer.failure(self._job)
+        answer = self._answer
         text = self._text(progress)
-        tokens = self._tokens(progress) if self._answer.wants_logprobs else []
-        events = self._events(progress) if self._answer.options.threads else []
-        logprobs = self._answer.envelope.shape.logprobs(tokens) if tokens else None
+        tokens = self._tokens(progress) if answer.wants_logprobs else []
+        events = self._events(progress) if answer.options.threads else []
+        logprobs = answer.envelope.shape.logprobs(tokens) if tokens else None
         if text and not events:
             return self._piece.event(text, logprobs)
         if not (text or tokens or events):
-            return ""
+            return b""
         choices = [self._delta(text, logprobs)] if text or tokens else []
         return event_of(self._chunk(*choices, events=events))
 
-    def closing(self, completion: Completion) -> str:
+    def closing(self, completion: Completion) -> bytes:
         """The last chunk, with the reason why the answer ends."""
         events: list[dict[str, Any]] = []
         if self._answer.options.threads:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from json.encoder import encode_basestring
 from typing import Any, Protocol
+
+from pydantic_core import to_json
 
 from stretto.completion import Completion
 from stretto.server.order import Drawn
 
 MARK = "\0"
 """Stands in a chunk for what a `Piece` fills in. In no name: those are printable."""
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-def encode(value: Any) -> str:
-    """JSON without spaces."""
-    return _ENCODER.encode(value)
+def encode(value: Any) -> bytes:
+    """JSON without spaces, in UTF-8."""
+    return to_json(value)
 
 
-def event_of(chunk: dict[str, Any]) -> str:
+def event_of(chunk: dict[str, Any]) -> bytes:
     """A server-sent event."""
-    return f"data: {encode(chunk)}\n\n"
+    return b"data: %b\n\n" % encode(chunk)
 
 
 class Piece:
@@ -38,9 +37,9 @@ class Piece:
     def __init__(self, chunk: dict[str, Any]) -> None:
         self._head, self._middle, self._tail = event_of(chunk).split(encode(MARK))
 
-    def event(self, text: str, logprobs: Any) -> str:
-        told = "null" if logprobs is None else encode(logprobs)
-        return f"{self._head}{encode_basestring(text)}{self._middle}{told}{self._tail}"
+    def event(self, text: str, logprobs: Any) -> bytes:
+        filled = (self._head, encode(text), self._middle, encode(logprobs), self._tail)
+        return b"".join(filled)
 
 
 class Shape(Protocol):
