@@ -130,6 +130,22 @@ def test_a_stream_with_nothing_to_say_says_so(
     assert answer.endswith(b"data: [DONE]\n\n")
 
 
+def test_a_stream_that_ends_as_it_would_say_so_ends_whole(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_news = streams.EventStream._has_news
+
+    async def too_late(stream: streams.EventStream) -> bool:
+        await has_news(stream)
+        return False
+
+    monkeypatch.setattr(streams.EventStream, "_has_news", too_late)
+    answer = served.ask(CHAT, served.chat(stream=True, max_tokens=5, temperature=0))[2]
+    assert b"\n\n: waiting\n\n" in answer
+    assert b'"finish_reason":"length"' in answer
+    assert answer.endswith(b"data: [DONE]\n\n")
+
+
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_bug_ends_the_stream_and_gives_everything_back(
     served: Served, monkeypatch: pytest.MonkeyPatch, at_once: bool

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from stretto.recorder import MAIN
 from stretto.runtime.events import Event, ThreadEnd, ThreadStart, Token
 from stretto.trace import is_drawn
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A drawn text token: its log-prob, what it adds to the document, and where that begins."""
+class Drawn(NamedTuple):
+    """A drawn text token: what it adds to the document, from where to where, and its log-prob."""
 
     text: str
     start: int
+    end: int
     logprob: float
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.text)
 
     def cut(self, length: int) -> Drawn:
         """The token in a document of `length` characters."""
-        if self.end <= length:
-            return self
-        return replace(self, text=self.text[: max(0, length - self.start)])
+        return self if self.end <= length else self.saying(self.text[: max(0, length - self.start)])
+
+    def saying(self, text: str) -> Drawn:
+        """The same token with another text."""
+        return Drawn(text, self.start, self.start + len(text), self.logprob)
 
 
 class DocumentOrder:
@@ -76,11 +74,12 @@ class DocumentOrder:
         held, self._held = self._held, None
         is_text = isinstance(item, Token) and not item.markup
         if held is not None:
-            settled.append(held if is_text else replace(held, text=item.text))
+            settled.append(held if is_text else held.saying(item.text))
+        start = self._length
+        self._length = end = start + len(item.text)
         if isinstance(item, Token) and is_text and is_drawn(item.origin):
-            drawn = Drawn(item.text, self._length, item.logprob or 0.0)
+            drawn = Drawn(item.text, start, end, item.logprob or 0.0)
             if item.text:
                 settled.append(drawn)
             else:
                 self._held = drawn
-        self._length += len(item.text)

@@ -30,6 +30,11 @@ True, or does nothing, since that may have to wait, and returns False."""
 Write = Callable[[bytes], bool]
 
 
+def _waits(_: bytes) -> bool:
+    """The `Write` of a server that offers none."""
+    return False
+
+
 class EventStream(Response):
     """Ends when the client leaves, or takes nothing for `stall_s`; closes the answer however it
     ends."""
@@ -43,10 +48,11 @@ class EventStream(Response):
         self._answer = answer
         self._stall_s = answer.engine.settings.stall_s
         self._voices: list[Voice] = []
-        self._write: Write | None = None
+        self._write: Write = _waits
         self._news = asyncio.Event()
-        self._may_write = False  # the callback: the task waits, and the server offers `WRITE`
+        self._may_write = False  # the callback, since the task waits for news
         self._is_over = False  # all of it has been taken from the voices
+        self._has_ended = False  # the task has the last part
         self._has_left = False  # the client
         self._left = b""  # taken from the voices and not sent
         self._failure: ApiError | None = None
@@ -60,7 +66,7 @@ class EventStream(Response):
         self._voices = [Voice(self._answer, *each) for each in enumerate(self._answer.jobs)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._write = scope.get("extensions", {}).get(WRITE)
+        self._write = scope.get("extensions", {}).get(WRITE, _waits)
         watch = asyncio.ensure_future(until_gone(receive))
         watch.add_done_callback(self._leave)
         try:
@@ -87,19 +93,13 @@ class EventStream(Response):
             return
         try:
             self._left = self._take()
-            if self._is_over:
+            if self._is_over or (self._left and not self._write(self._left)):
                 self._wake()
             elif self._left:
-                self._write_left()
+                self._left = b""
+                self._sent_at = self._loop.time()
         except Exception as bug:
             self._bug = bug
-            self._wake()
-
-    def _write_left(self) -> None:
-        if self._write is not None and self._write(self._left):
-            self._left = b""
-            self._sent_at = self._loop.time()
-        else:
             self._wake()
 
     def _wake(self) -> None:
@@ -130,11 +130,11 @@ class EventStream(Response):
             self._sent_at = self._loop.time()
 
         def part(data: bytes) -> Message:
-            return {"type": "http.response.body", "body": data, "more_body": not self._is_over}
+            return {"type": "http.response.body", "body": data, "more_body": not self._has_ended}
 
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await timely(start, part(b"".join([voice.opening() for voice in self._voices])))
-        while not self._is_over:
+        while not self._has_ended:
             data = await self._more()
             if self._has_left:
                 return
@@ -146,9 +146,10 @@ class EventStream(Response):
             if self._bug is not None:
                 raise self._bug
             data = self._take()
-            if self._failure is not None:
-                return data + event_of(self._failure.body()) + LAST
             if self._is_over:
+                self._has_ended = True
+                if self._failure is not None:
+                    return data + event_of(self._failure.body()) + LAST
                 return data + await self._answer.aside(self._ends) + LAST
             if data:
                 return data
@@ -159,7 +160,7 @@ class EventStream(Response):
     async def _has_news(self) -> bool:
         """Waits for news; False if for `PING_S` nothing was sent."""
         self._news.clear()
-        self._may_write = self._write is not None
+        self._may_write = True
         try:
             while (end := self._sent_at + PING_S) > self._loop.time():
                 with suppress(TimeoutError):

@@ -17,14 +17,9 @@ MARK = "\0"
 """Stands in a chunk for what a `Piece` fills in. In no name: those are printable."""
 
 
-def encode(value: Any) -> bytes:
-    """JSON without spaces, in UTF-8."""
-    return to_json(value)
-
-
 def event_of(chunk: dict[str, Any]) -> bytes:
     """A server-sent event."""
-    return b"data: %b\n\n" % encode(chunk)
+    return b"data: %b\n\n" % to_json(chunk)
 
 
 class Piece:
@@ -35,10 +30,10 @@ class Piece:
     """
 
     def __init__(self, chunk: dict[str, Any]) -> None:
-        self._head, self._middle, self._tail = event_of(chunk).split(encode(MARK))
+        self._head, self._middle, self._tail = event_of(chunk).split(to_json(MARK))
 
     def event(self, text: str, logprobs: Any) -> bytes:
-        filled = (self._head, encode(text), self._middle, encode(logprobs), self._tail)
+        filled = (self._head, to_json(text), self._middle, to_json(logprobs), self._tail)
         return b"".join(filled)
 
 
