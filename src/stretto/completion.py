@@ -179,19 +179,19 @@ def count_usage(request: Request, trace: Trace) -> Usage:
     length = len(request.text)
     written = request.document.tokens
     num_completion = sum(is_drawn(t.origin) and t.start < length for t in written)
-    tokens = [
-        (origin, markup)
+    drawn = [
+        markup
         for s in trace.response
         for origin, markup in zip(s.origins, s.markup, strict=True)
+        if is_drawn(origin)
     ]
-    num_text = sum(is_drawn(origin) and not markup for origin, markup in tokens)
-    num_control = sum(is_drawn(origin) and markup for origin, markup in tokens)
+    num_control = sum(drawn)
     threads = request.recorder.threads.values()
     return Usage(
         prompt_tokens=request.num_prompt_tokens,
         completion_tokens=num_completion,
         control_tokens=num_control,
-        cut_tokens=num_text - num_completion,
+        cut_tokens=len(drawn) - num_control - num_completion,
         sequential_steps=max(
             (step for s in trace.response for step in s.steps if step is not None), default=0
         ),

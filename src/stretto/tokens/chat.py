@@ -38,6 +38,9 @@ class ChatEncoder:
         self._backend = backend
         self._render = render
         self._reserved = sorted({word for word in reserved if word}, key=len, reverse=True)
+        cuts = [(word, cut) for word in self._reserved for cut in range(1, len(word))]
+        self._begins = tuple({word[:cut] for word, cut in cuts})
+        self._ends = tuple({word[cut:] for word, cut in cuts})
         self._pattern = re.compile("|".join(map(re.escape, self._reserved)) or "(?!)")
         self._special = special
         self._encode_text = encode_text
@@ -84,12 +87,11 @@ class ChatEncoder:
         """Places of reserved strings, of marks, and of ends that text around could complete."""
         for pattern in (self._pattern, MARK_CHARACTERS):
             yield from (match.span() for match in pattern.finditer(content))
-        for word in self._reserved:
-            for cut in range(1, len(word)):
-                if content.startswith(word[cut:]):
-                    yield 0, len(word) - cut
-                if content.endswith(word[:cut]):
-                    yield len(content) - cut, len(content)
+        if content.startswith(self._ends):
+            yield from ((0, len(end)) for end in self._ends if content.startswith(end))
+        if content.endswith(self._begins):
+            size = len(content)
+            yield from ((size - len(b), size) for b in self._begins if content.endswith(b))
 
 
 class _Token(NamedTuple):
