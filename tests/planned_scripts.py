@@ -13,7 +13,8 @@ import pytest
 
 PLANNED = Path(__file__).resolve().parents[1] / "benchmarks" / "planned"
 SCRIPTS = (
-    "cells", "answers", "figures", "claims", "choose", "throughput", "prepare", "stages", "report",
+    "cells", "costly", "answers", "figures", "claims", "choose", "throughput", "prepare", "stages",
+    "report",
 )  # fmt: skip
 """In an order in which each finds those that it imports."""
 

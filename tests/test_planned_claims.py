@@ -21,6 +21,10 @@ TRAINED = {
     "sparse": {"tokens": 190},
 }  # fmt: skip
 ALL = all_but(range(0), 200)
+CHOOSE = (
+    "choose.py --answers answers/valid.jsonl --costly answers/valid-costly.jsonl "
+    "--out chosen/chosen.json"
+)
 
 
 @pytest.fixture
@@ -66,6 +70,25 @@ def test_a_mean_within_the_points_is_not_enough(scripts: dict[str, Any]) -> None
     assert told[GOAL]["points"] == 0
     assert told[GOAL]["points_low"] < -1
     assert told[GOAL]["holds"] is False
+
+
+def test_the_cost_of_a_larger_model_decides_times_alone(scripts: dict[str, Any]) -> None:
+    """Points are of all answers; where it was timed, texts that differ are counted."""
+    module = scripts["claims"]
+    tested = measured(scripts, {"autoregressive": (ALL, 1.0), "sparse tau=0.9": (ALL, 1.0)})
+    few = {"autoregressive": (all_but(range(9), 9), 1.0), "sparse tau=0.9": (ALL[:9], 0.5)}
+    costly = measured(scripts, few)
+    rows = costly["sparse tau=0.9"].rows
+    changed = {**rows, "3": rows["3"].model_copy(update={"text": "other"})}
+    costly["sparse tau=0.9"] = replace(costly["sparse tau=0.9"], rows=changed)
+    goals = {module.goal_name(*goal): "sparse tau=0.9" for goal in module.TO_BEAT}
+    chosen = {"costly": {"right": goals}}
+    told = module.costly_claims(tested, costly, chosen, "right", TRAINED)
+    assert [claim["holds"] for claim in told] == [True, True]
+    assert [claim["speedup"] for claim in told] == pytest.approx([2.0, 2.0])
+    assert (told[0]["points"], told[0]["timed"], told[0]["same_texts"]) == (0, 9, [8, 9])
+    missing = module.costly_claims(tested, {}, chosen, "right", TRAINED)
+    assert [claim["holds"] for claim in missing] == [None, None]
 
 
 def test_a_longer_reference_is_compared_too(scripts: dict[str, Any]) -> None:
@@ -142,8 +165,10 @@ def test_the_best_of_the_fast_enough_is_chosen(scripts: dict[str, Any]) -> None:
         "sparse tau=0.9": (all_but(range(3), 20), 0.4), "dense": (all_but(range(3), 20), 0.35),
         "diffusion": (all_but(range(0), 20), 2.0), "blocks": (all_but(range(0), 20), 0.1),
     }  # fmt: skip
-    told = scripts["choose"].choose(measured(scripts, ways))
+    slower = {"autoregressive": (ALL[:20], 1.0), "sparse tau=0.9": (all_but(range(3), 20), 0.6)}
+    told = scripts["choose"].choose(measured(scripts, ways), measured(scripts, slower))
     assert told["problems"] == 20
+    assert set(told["costly"]["right"].values()) == {"sparse tau=0.9"}
     assert told["goals"]["right"] == {"1.27 within 1.0": "sparse", "1.81 within 5.4": "dense"}
     assert told["rivals"]["parts"] == {"diffusion": "sparse", "blocks": "dense"}
 
@@ -246,8 +271,11 @@ def experiment(scripts: dict[str, Any], folder: Path) -> None:
     took = {"autoregressive": 1.0, "autoregressive-longer": 1.1, "pasta": 0.6, "diffusion": 4.0}
     rights = all_but(range(2), 12)
     files = {"valid": rights, "part-0": rights, "more": [True] * 16, "compute-0.5": rights}
+    files |= {"valid-costly": rights, "costly": rights[:9]}
     for name, right in files.items():
         of = less if name.startswith("compute") else cells.CELLS
+        if name.endswith("costly"):
+            of = scripts["answers"].cells_of("costly")
         if name == "more":
             of = [
                 c
@@ -277,14 +305,17 @@ def test_the_report_is_made_of_what_stages_leave(
     monkeypatch.chdir(tmp_path)
     experiment(scripts, tmp_path)
     for module, line in (
-        ("choose", "choose.py --answers answers/valid.jsonl --out chosen/chosen.json"),
+        ("choose", CHOOSE),
         ("report", "report.py --out report"),
     ):
         monkeypatch.setattr("sys.argv", line.split())
         assert scripts[module].main() == 0
     made = {path.name for path in Path("report").iterdir()}
-    pictures = {f"{kind}-{q}.png" for kind in ("frontier", "compute") for q in ("right", "parts")}
-    assert made == {"table.json", "table.csv", "table.md", "claims.json", *pictures}
+    tables = {f"{name}.{end}" for name in ("table", "costly") for end in ("json", "csv", "md")}
+    qualities = ("right", "parts")
+    pictures = {f"{kind}-{q}.png" for kind in ("frontier", "compute") for q in qualities}
+    pictures |= {f"frontier-{q}-costly.png" for q in qualities}
+    assert made == {"claims.json", *tables, *pictures}
     table = {row["cell"]: row for row in json.loads(Path("report/table.json").read_text())}
     cells = scripts["cells"]
     every = [*cells.CELLS, *cells.compute_cells(("0.5",))]
@@ -306,6 +337,14 @@ def test_the_report_is_made_of_what_stages_leave(
     goals = [claim for claim in told["claims"]["right"] if "times as fast" in claim["claim"]]
     assert {goal["problems"] for goal in goals} == {16}  # those of `more` too
     assert [goal["holds"] for goal in goals] == [True] * 4
+    slower = json.loads(Path("report/costly.json").read_text())
+    assert [row["cell"] for row in slower] == [
+        c.name for c in cells.CELLS if c.name in cells.COSTLY
+    ]
+    assert {row["problems"] for row in slower} == {9}
+    for goal in told["costly"]["right"]:
+        assert (goal["problems"], goal["timed"], goal["holds"]) == (16, 9, True)
+        assert goal["same_texts"] == [9, 9]
     assert set(told["trained"]) == {cell.arm for cell in every}
     own = told["trained"]["sparse"]
     assert own["tokens_over_reference"] == pytest.approx(own["tokens"] / 360, abs=1e-3)

@@ -7,7 +7,8 @@ in an order drawn for that problem, so that what a machine does meanwhile, and w
 falls on all of them. A problem that was not finished when the process ended is answered anew in all
 ways; the answers that it had are put aside in a file that ends in `.unfinished`. `--cells
 compute=0.5` answers in the plain ways of arms that were trained on less; `--cells chosen=FILE` in
-those that `choose.py` chose, and in those that the autoregressive arms are compared with besides.
+those that `choose.py` chose, and in those that the autoregressive arms are compared with besides;
+`--cells costly` in some ways at the cost of a larger model (`costly.py`).
 Models are in `ARM/model` of the folder that this is run in.
 """
 
@@ -21,7 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from cells import CELLS, KINDS, LONGER, REFERENCE, THREADS, Cell, compute_cells
+from cells import CELLS, COSTLY, KINDS, LONGER, REFERENCE, THREADS, Cell, compute_cells
+from costly import made_costly
 
 from stretto import LM, SamplingParams
 from stretto.completion import Completion
@@ -112,11 +114,15 @@ def ordered(cells: Sequence[Cell], prompt: str) -> list[Cell]:
     return random.Random(f"order/{prompt}").sample(list(cells), len(cells))
 
 
-def answer_all(cells: Sequence[Cell], asked: Sequence[Problem], out: Path) -> None:
-    """Fills the file with the answers that it lacks."""
+def answer_all(
+    cells: Sequence[Cell], asked: Sequence[Problem], out: Path, *, is_costly: bool = False
+) -> None:
+    """Fills the file with the answers that it lacks. `is_costly`: at the cost of a larger model."""
     if num := drop_unfinished(cells, out):
         print(f"{num} answers to an unfinished problem are given anew", file=sys.stderr)
     lms = {arm: load(arm) for arm in dict.fromkeys(cell.arm for cell in cells)}
+    if is_costly:
+        lms = dict(zip(lms, made_costly(list(lms.values())), strict=True))
     for cell in {cell.arm: cell for cell in cells}.values():
         warm(lms[cell.arm], cell)
     with Store(out, Decoded) as store:
@@ -155,18 +161,24 @@ def cells_of(text: str) -> tuple[Cell, ...]:
     if kind == "compute":
         return compute_cells((value,))
     if kind == "chosen":
-        goals = json.loads(Path(value).read_text())["goals"]
-        planned = (name for own in goals.values() for name in own.values())
+        chosen = json.loads(Path(value).read_text())
+        goals = [*chosen["goals"].values(), *chosen["costly"].values()]
+        planned = (name for own in goals for name in own.values())
         names = {REFERENCE, LONGER, THREADS, *planned}
-        return tuple(cell for cell in CELLS if cell.name in names)
-    return CELLS
+    elif kind == "costly":
+        names = set(COSTLY)
+    else:
+        return CELLS
+    return tuple(cell for cell in CELLS if cell.name in names)
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--cells", default="knobs", help="knobs, compute=SHARE or chosen=FILE")
+    made.add_argument(
+        "--cells", default="knobs", help="knobs, compute=SHARE, chosen=FILE or costly"
+    )
     made.add_argument("--split", choices=sorted(SEEDS), default="test")
     made.add_argument("--first", type=int, default=0, help="how many problems to pass over")
     made.add_argument("--num", type=int, required=True)
@@ -177,7 +189,8 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     given = parser().parse_args()
     found = problems(SEEDS[given.split], given.first + given.num, given.split, kinds=KINDS)
-    answer_all(cells_of(given.cells), found[given.first :], given.out)
+    asked, is_costly = found[given.first :], given.cells == "costly"
+    answer_all(cells_of(given.cells), asked, given.out, is_costly=is_costly)
     return 0
 
 

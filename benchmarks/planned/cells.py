@@ -130,6 +130,13 @@ CELLS: tuple[Cell, ...] = (
 )
 """All ways, each named after its model and the knob that is turned."""
 
+COSTLY = (
+    REFERENCE, THREADS, "sparse r=0.25", "sparse tau=0.9", "sparse tau=0.7", "dense tau=0.9",
+    "diffusion r=0.0625", "blocks tau=0.9",
+)  # fmt: skip
+"""Ways that are timed at the cost of a larger model too. A pass of many rows is slow there, so they
+are those of few passes."""
+
 COMPUTE_ARMS = (REFERENCE, "sparse", "diffusion")
 """Arms that are also trained on less."""
 

@@ -83,7 +83,8 @@ def claims(
         for reference in (REFERENCE, LONGER):
             missing = _missing(_goal_words(goal, reference), tested, own, reference)
             if missing is None:
-                found.append(_goal(tested[own], tested[reference], quality, goal, trained))
+                both = tested[own], tested[reference]
+                found.append(_goal(both, both, quality, goal, trained))
             else:
                 found.append(missing)
     for group in RIVALS:
@@ -100,6 +101,35 @@ def claims(
     return found
 
 
+def costly_claims(
+    tested: Mapping[str, Measured],
+    costly: Mapping[str, Measured],
+    chosen: Mapping[str, Mapping[str, Mapping[str, str]]],
+    quality: str,
+    trained: Trained,
+) -> list[dict[str, Any]]:
+    """The goals at the cost of a larger model: points by all answers that there are, times by those
+    that were timed so. `same_texts`: of these, how many have the text they have without it."""
+    found = []
+    for goal in TO_BEAT:
+        names = chosen["costly"][quality][goal_name(*goal)], REFERENCE
+        words = _goal_words(goal, REFERENCE)
+        missing = _missing(words, tested, *names) or _missing(words, costly, *names)
+        if missing is None:
+            judged, timed = ((m[names[0]], m[names[1]]) for m in (tested, costly))
+            claim = _goal(judged, timed, quality, goal, trained)
+            texts = [_num_same(*both) for both in zip(judged, timed, strict=True)]
+            missing = {**claim, "timed": len(timed[0].rows), "same_texts": texts}
+        found.append(missing)
+    return found
+
+
+def _num_same(one: Measured, other: Measured) -> int:
+    """Problems that both have answered with the same text."""
+    both = set(one.rows) & set(other.rows)
+    return sum(one.rows[name].text == other.rows[name].text for name in both)
+
+
 def _missing(words: str, tested: Mapping[str, Measured], *names: str) -> dict[str, Any] | None:
     """The claim, undecided, if some of the cells that it is of have no answers."""
     lacking = [name for name in names if name not in tested]
@@ -113,9 +143,12 @@ def _goal_words(goal: tuple[float, float], reference: str) -> str:
 
 
 def _goal(
-    own: Measured, reference: Measured, quality: str, goal: tuple[float, float], trained: Trained
-) -> dict[str, Any]:
-    faster, more = times_faster(own, reference), points_over(own, reference, quality)
+    judged: tuple[Measured, Measured], timed: tuple[Measured, Measured], quality: str,
+    goal: tuple[float, float], trained: Trained,
+) -> dict[str, Any]:  # fmt: skip
+    """Of a way and its reference: points by the one pair of answers, times by the other."""
+    own, reference = judged
+    faster, more = times_faster(*timed), points_over(own, reference, quality)
     share = tokens_ratio(own, reference, trained)
     training = "" if share is None else f", after {share:.2f} times its training tokens"
     return {
@@ -125,7 +158,7 @@ def _goal(
         "problems": len(set(own.rows) & set(reference.rows)),
         "training_tokens_ratio": share,
         **_told("speedup", faster),
-        **_told("decode_speedup", times_faster(own, reference, decode_s)),
+        **_told("decode_speedup", times_faster(*timed, decode_s)),
         **_told("points", more),
         **_floor(reference, quality),
     }

@@ -7,7 +7,8 @@ the folder that it is run in. `table.json` has a row a way: shares of right tota
 parts, and of totals that are the sum of their own results, in percent; seconds of an answer
 (geometric mean), steps, points over autoregressive decoding, and how many times faster it is, whole
 and without the prompt, each with its 95 % bootstrap interval over problems; and tokens and seconds
-of its training. `claims.json` says of what was to be shown whether it is so.
+of its training. `costly.json` has the same of the ways that were timed at the cost of a larger
+model. `claims.json` says of what was to be shown whether it is so.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from answers import Decoded
-from cells import BASE_RUNS, CELLS, REFERENCE, Cell, compute_cells
-from claims import claims, thread_claims, throughput_claims
+from cells import BASE_RUNS, CELLS, REFERENCE, compute_cells
+from claims import claims, costly_claims, thread_claims, throughput_claims
 from figures import QUALITIES, Measured, by_cell, of_cells, on_frontier, table_row
 
 from stretto.bench.machine import describe_machine
@@ -128,20 +129,22 @@ def answers_of(folder: Path, *patterns: str) -> list[Decoded]:
 
 
 def told(
-    cells: Sequence[Cell], measured: Sequence[Measured], tested: Mapping[str, Measured],
+    left_out: Sequence[str], tested: Mapping[str, Measured], costly: Mapping[str, Measured],
     table: Rows, taken: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
-    """What `claims.json` says. `measured`: of the table; `tested`: with the further answers to
-    problems that only the ways compared were asked."""
+    """What `claims.json` says. `left_out`: ways that are not in the table; `tested`: with the
+    further answers to problems that only the ways compared were asked; `costly`: at the cost of a
+    larger model."""
     chosen = json.loads(Path("chosen/chosen.json").read_text())
     at_once = json.loads(Path("throughput/result.json").read_text())
     timed = [row for row in table if row["seconds"] is not None]
     return {
         "machine": describe_machine(),
-        "left_out": sorted({c.name for c in cells} - {m.cell.name for m in measured}),
+        "left_out": left_out,
         "chosen": chosen,
         "frontier": {quality: on_frontier(timed, quality) for quality in QUALITIES},
         "claims": {q: claims(tested, chosen, q, taken) for q in QUALITIES},
+        "costly": {q: costly_claims(tested, costly, chosen, q, taken) for q in QUALITIES},
         "threads": thread_claims(tested),
         "throughput": throughput_claims(at_once),
         "trained": taken,
@@ -163,21 +166,30 @@ def report(out: Path) -> Rows:
     names = {m.cell.name for m in measured}
     every = by_cell(CELLS, [*rows, *answers_of(answers, "more.jsonl")])
     tested = {name: m for name, m in every.items() if name in names}
-    files = {"table.json": table, "claims.json": told(cells, measured, tested, table, taken)}
-    for name, value in files.items():
-        write_atomically(out / name, (json.dumps(value, indent=1) + "\n").encode())
-    write_atomically(out / "table.csv", to_csv(table).encode())
-    write_atomically(out / "table.md", markdown(table).encode())
+    left_out = sorted({cell.name for cell in cells} - names)
+    costly = {m.cell.name: m for m in of_cells(CELLS, answers_of(answers, "costly.jsonl"))}
+    _save(out / "claims.json", told(left_out, tested, costly, table, taken))
+    slower = [table_row(m, costly[REFERENCE], taken) for m in costly.values()]
+    for name, rows_of in (("table", table), ("costly", slower)):
+        _save(out / f"{name}.json", rows_of)
+        write_atomically(out / f"{name}.csv", to_csv(rows_of).encode())
+        write_atomically(out / f"{name}.md", markdown(rows_of).encode())
     timed = [row for row in table if row["seconds"] is not None]
     for quality in QUALITIES:
-        save_picture(
-            out / f"frontier-{quality}.png", timed, quality, "seconds", "seconds an answer"
-        )
+        for name, rows_of in (("", timed), ("-costly", slower)):
+            save_picture(
+                out / f"frontier-{quality}{name}.png", rows_of, quality, "seconds",
+                "seconds an answer",
+            )  # fmt: skip
         save_picture(
             out / f"compute-{quality}.png", learnt(table), quality, "training_tokens",
             "tokens of training",
         )  # fmt: skip
     return table
+
+
+def _save(path: Path, value: Any) -> None:
+    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
 def parser() -> argparse.ArgumentParser:

@@ -35,9 +35,10 @@ class Sizes:
     """How much of everything. `base`: what the base learns, short problems and then whole ones;
     `own`: how each arm then learns the whole ones; `shares` of its epochs for arms that learn less.
     `valid`: problems that ways are chosen on. `test`: problems, answered in all ways, `a_stage` of
-    them in each stage; `more`: further ones, in the ways alone that claims compare. `sets`: of
-    eight problems each, answered at once and one by one. `answer_minutes`: about what a stage takes
-    two cores to answer in all ways."""
+    them in each stage; `more`: further ones, in the ways alone that claims compare. `costly`: test
+    problems that are answered at the cost of a larger model. `sets`: of eight problems each,
+    answered at once and one by one. `answer_minutes`: about what a stage takes two cores to answer
+    in all ways."""
 
     shape: str
     base: tuple[Phase, Phase]
@@ -47,6 +48,7 @@ class Sizes:
     test: int
     a_stage: int
     more: int
+    costly: int
     sets: int
     seed: int = 0
     answer_minutes: int = 20
@@ -57,16 +59,16 @@ SHORT = Phase("short", "1-2", 20000, 1, 32, 4e-3, minutes=3)
 WHOLE = Phase("whole", "4-5", 12000, 1, 16, 3e-3, minutes=5)
 NORMAL = Sizes(
     "tiny-1m", (SHORT, WHOLE), replace(WHOLE, epochs=2, minutes=10), ("0.5",),
-    valid=40, test=100, a_stage=50, more=900, sets=15,
+    valid=40, test=100, a_stage=50, more=900, costly=60, sets=15,
 )  # fmt: skip
 FULL = Sizes(
     "tiny-1m", (SHORT, WHOLE), replace(WHOLE, epochs=6, minutes=30), ("0.125", "0.25", "0.5"),
-    valid=100, test=300, a_stage=100, more=1700, sets=15, answer_minutes=40,
+    valid=100, test=300, a_stage=100, more=1700, costly=100, sets=15, answer_minutes=40,
 )  # fmt: skip
 FEW = Phase("whole", "4-5", 16, 1, 8, 3e-3, minutes=0)
 QUICK = Sizes(
     "tiny-1m", (Phase("short", "1-2", 16, 1, 8, 4e-3, minutes=0), FEW), FEW, ("0.5",),
-    valid=1, test=1, a_stage=1, more=1, sets=1, answer_minutes=1,
+    valid=1, test=1, a_stage=1, more=1, costly=1, sets=1, answer_minutes=1,
 )  # fmt: skip
 
 
@@ -82,6 +84,7 @@ def stages_of(sizes: Sizes) -> list[Stage]:
             for name in COMPUTE_ARMS
         ),
         _asked(sizes, "valid", "knobs", _of("valid", 0, sizes.valid)),
+        _asked(sizes, "valid-costly", "costly", _of("valid", 0, sizes.valid)),
         _choice(),
         *_answers(sizes),
         _throughput(sizes),
@@ -131,7 +134,8 @@ def _learn(sizes: Sizes, arm: Arm, phase: Phase, *, model: str, out: str) -> Com
 
 def _answers(sizes: Sizes) -> list[Stage]:
     """Some problems a stage, in all ways; then more in the ways that claims compare; then those of
-    the first again, in the plain ways of arms that learnt less."""
+    the first again, in the plain ways of arms that learnt less, and at the cost of a larger
+    model."""
     stages = []
     for number, first in enumerate(range(0, sizes.test, sizes.a_stage)):
         count = min(sizes.a_stage, sizes.test - first)
@@ -141,6 +145,7 @@ def _answers(sizes: Sizes) -> list[Stage]:
     for share in sizes.shares:
         same = _of("test", 0, sizes.test)
         stages.append(_asked(sizes, f"compute-{share}", f"compute={share}", same))
+    stages.append(_asked(sizes, "costly", "costly", _of("test", 0, sizes.costly)))
     return stages
 
 
@@ -152,12 +157,16 @@ def _asked(sizes: Sizes, name: str, cells: str, problems: Command) -> Stage:
     out = f"answers/{name}.jsonl"
     command = ("python", "answers.py", "--cells", cells, *problems, "--out", out)
     kept = (f"{name}.jsonl",)
-    minutes = sizes.answer_minutes if cells == "knobs" else max(1, sizes.answer_minutes // 2)
+    is_short = cells.startswith(("chosen", "compute"))
+    minutes = max(1, sizes.answer_minutes // 2) if is_short else sizes.answer_minutes
     return Stage(f"answers-{name}", minutes, (command,), kept, "answers")
 
 
 def _choice() -> Stage:
-    command = ("python", "choose.py", "--answers", "answers/valid.jsonl", "--out", CHOSEN)
+    command = (
+        "python", "choose.py", "--answers", "answers/valid.jsonl",
+        "--costly", "answers/valid-costly.jsonl", "--out", CHOSEN,
+    )  # fmt: skip
     return Stage("chosen", 1, (command,), ("chosen.json",))
 
 
