@@ -8,7 +8,8 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from tiny_lms import tiny_lm
 
 from stretto.server import create_app, streams
 from stretto.server import run as running
+from stretto.server.engine import _tell_all
+from stretto.server.job import Tell
 from stretto.server.voice import Voice
 
 STORY: dict[str, Any] = {
@@ -177,3 +180,17 @@ def test_what_was_loaded_is_not_collected_while_serving(monkeypatch: pytest.Monk
     assert frozen[0] > 10_000
     assert gc.get_freeze_count() == 0
     assert threading.active_count() == before
+
+
+def test_all_streams_of_a_pass_are_told_before_any_of_them_writes() -> None:
+    done: list[str] = []
+
+    def reader(name: str, *, writes: bool) -> Tell:
+        def tell() -> Callable[[], None] | None:
+            done.append(f"told {name}")
+            return partial(done.append, f"written {name}") if writes else None
+
+        return tell
+
+    _tell_all([reader("a", writes=True), reader("b", writes=False), reader("c", writes=True)])
+    assert done == ["told a", "told b", "told c", "written a", "written c"]

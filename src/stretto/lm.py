@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from stretto.dialects import DialectSettings, get_dialect
 from stretto.engines.choose import AUTO as AUTO_ENGINE
 from stretto.engines.choose import check_engine, make_engine
 from stretto.errors import InvalidInput, PromptTooLong, Unsupported
-from stretto.methods import AUTO, HidingMethod, Method, get_method
+from stretto.methods import AUTO, Method, get_method
 from stretto.params import SamplingParams, check_int
 from stretto.stream import Stream
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stretto.completion import Completion
     from stretto.dialects.base import Session
     from stretto.engines.base import Engine, Extra
+    from stretto.methods import HidingMethod
     from stretto.runtime.policy import Policy
     from stretto.runtime.request import Request, Script
     from stretto.tokens import HFVocabulary, ModelCard
@@ -391,10 +392,11 @@ class LM:
     def _policy(
         self, method: Method, num_prompt_tokens: int, params: SamplingParams, sample: int
     ) -> Policy | None:
-        if not isinstance(method, HidingMethod):
+        if not hasattr(method, "policy"):
             return None
         page = self.scheduler.pool.page_size
-        return method.policy(num_prompt_tokens, params, pool_page=page, sample=sample)
+        hiding = cast("HidingMethod", method)
+        return hiding.policy(num_prompt_tokens, params, pool_page=page, sample=sample)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any

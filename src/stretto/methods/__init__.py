@@ -65,10 +65,10 @@ def check_method(method: str | Method, dialect: str | None = None) -> None:
     from stretto.dialects import DIALECTS, get_dialect
     from stretto.methods.spelling import diffusion, evicting, read, refuse
 
-    if isinstance(method, Method):
-        return
     if not isinstance(method, str):
-        raise UnknownName("method", method, [AUTO, *METHODS])
+        if not isinstance(method, Method):
+            raise UnknownName("method", method, [AUTO, *METHODS])
+        return
     name, settings = read(method)
     dialects = DIALECTS if dialect is None else (dialect,)
     known = [AUTO, *METHODS, *(d for d in dialects if d != "plain")]

@@ -16,7 +16,7 @@ from stretto.completion import Completion
 from stretto.server.asks import Ask
 from stretto.server.engine import EngineLoop, Ticket
 from stretto.server.errors import ApiError, too_late
-from stretto.server.job import Job
+from stretto.server.job import Job, Tell
 from stretto.server.order import DocumentOrder
 from stretto.server.schema import StreamOptions
 from stretto.server.wire import Envelope, details_of, usage_of
@@ -38,7 +38,7 @@ class Answer:
     options: StreamOptions
     jobs: list[Job] = field(default_factory=list)
 
-    async def begin(self, tell: Callable[[], None], *, is_stream: bool) -> None:
+    async def begin(self, tell: Tell, *, is_stream: bool) -> None:
         """Prepares and submits the samples. `tell` is called on this loop when they have ended, and
         for a stream after each pass that brings something new. Raises `ApiError`."""
         deadline = time.perf_counter() + self.engine.settings.deadline_s

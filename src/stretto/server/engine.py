@@ -14,12 +14,12 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from stretto.server.errors import ApiError, queue_full, shutting_down, stopped
-from stretto.server.job import Job, Progress
+from stretto.server.job import Job, Progress, Tell
 from stretto.server.metrics import Metrics
 from stretto.server.settings import Settings
 from stretto.server.turns import Turns
@@ -249,6 +249,7 @@ class EngineLoop:
         self.metrics.finished(job.request)
 
 
-def _tell_all(readers: Iterable[Callable[[], object]]) -> None:
-    for tell in readers:
-        tell()
+def _tell_all(readers: Iterable[Tell]) -> None:
+    """Tells all of them first, and then does what they leave to do."""
+    for act in [act for tell in readers if (act := tell()) is not None]:
+        act()

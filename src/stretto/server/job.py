@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from stretto.runtime.request import Request
     from stretto.stream import Stream
 
+Tell = Callable[[], Callable[[], None] | None]
+"""Tells a reader that there is something new. What it returns is called once all are told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -61,7 +64,7 @@ class Job:
     """
 
     stream: Stream
-    tell: Callable[[], None]
+    tell: Tell
     deadline: float
     wants_text: bool = False
     wants_steps: bool = False

@@ -1,7 +1,9 @@
 """How an answer is sent while it is written: as server-sent events.
 
 What a pass has brought is written by the very callback that tells of it, without waking a task,
-where the server offers `WRITE` and the client takes what it is sent. Else a task does so.
+where the server offers `WRITE` and the client takes what it is sent. Else a task does so. Such a
+callback tells all streams of a pass before any of them writes: each writing wakes a client, and to
+go back and forth between the two costs more than either.
 """
 
 from __future__ import annotations
@@ -85,21 +87,26 @@ class EventStream(Response):
         self._answer.close()
         self._wake()
 
-    def _tell(self) -> None:
-        """There is something new, or the answer has ended. Leaves to the task what may wait, and
-        what ends it."""
+    def _tell(self) -> Callable[[], None] | None:
+        """There is something new, or the answer has ended. What is to be called to write it. Leaves
+        to the task what may wait, and what ends it."""
         if not self._may_write:
             self._news.set()
-            return
+            return None
         try:
             self._left = self._take()
-            if self._is_over or (self._left and not self._write(self._left)):
-                self._wake()
-            elif self._left:
-                self._left = b""
-                self._sent_at = self._loop.time()
         except Exception as bug:
             self._bug = bug
+        if self._is_over or self._bug is not None:
+            self._wake()
+            return None
+        return self._put if self._left else None
+
+    def _put(self) -> None:
+        if self._write(self._left):
+            self._left = b""
+            self._sent_at = self._loop.time()
+        else:
             self._wake()
 
     def _wake(self) -> None:

@@ -55,12 +55,13 @@ class ChatEncoder:
         masked = [{**m, "content": self._hide(m["content"], hidden)} for m in messages]
         text = self._render(masked, add_generation_prompt)
         shown = _shown(text, hidden)
-        plain = self._tokens(shown)
-        found = plain if shown == text else self._tokens(text)
-        special = [t for t in found if t.id in self._special]
+        plain: list[int] = self._backend.encode(shown, add_special_tokens=False).ids
+        if not hidden:  # nothing that is reserved stands in a message
+            return plain
+        special = [t for t in self._tokens(text) if t.id in self._special]
         forged = any(self._pattern.search(m["content"]) for m in messages)
-        if not forged and [t.id for t in plain if t.id in self._special] == [t.id for t in special]:
-            return [t.id for t in plain]
+        if not forged and [i for i in plain if i in self._special] == [t.id for t in special]:
+            return plain
         ids: list[int] = []
         end = 0
         for token in special:
