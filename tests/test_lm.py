@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,13 @@ def test_compare_fills_in_both_speedups() -> None:
 
 
 def test_json_has_the_keys_of_the_interface() -> None:
-    answer = tiny_lm().generate("hello", SamplingParams(max_tokens=5))[0].to_json()
+    completion = tiny_lm().generate("hello", SamplingParams(max_tokens=5))[0]
+    answer = completion.to_json()
+    parts = ("usage", "live_kv", "timing", "speedup")
+    assert {name: answer[name] for name in parts} == {
+        name: asdict(getattr(completion, name)) for name in parts
+    }
+    assert answer["threads"] == [asdict(thread) for thread in completion.threads]
     assert list(answer)[:6] == ["text", "finish_reason", "method", "model", "engine", "seed"]
     assert set(answer["usage"]) >= {
         "prompt_tokens",
