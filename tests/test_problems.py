@@ -35,10 +35,10 @@ from stretto.problems.base import NAMES, Step
 from stretto.problems.countdown import search
 
 LINES = ("program", "tree", "chain", "dag")
-CHAIN = ("chain-4-train-0-0", "i=6-1J=i*5G=J+5u=G-3?u", "i=6-1:5J=i*5:4G=J+5:2u=G-3:6?u:6")
-TREE = ("j=6*3v=6-3m=j-vO=2-4B=m-O?B", "j=6*3:4v=6-3:3m=j-v:1O=2-4:5B=m-O:3?B:3")
-COUNTDOWN = ("x18A08C11s15?30", "b=x+A:26u=C+s:26E=b+u:52m=s-C:04O=b+m:30?O")
-LINE = re.compile(r"(.)=(.)([+*-])(.):(\d)")
+CHAIN = ("chain-4-train-0-0", "1-4=l;l-4=F;F+2=b;b+3=i;?i", "1-4=l2l2-4=F3F3+2=b0b0+3=i3?i3")
+TREE = ("4-2=P;2+4=e;3-1=t;e-t=A;P-A=u;?u", "4-2=P22+4=e13-1=t2e1-t2=A4P2-A4=u3?u3")
+COUNTDOWN = ("z01i01n18J03?42", "g=z+i:02o=n+J:21h=g+o:23H=o-g:19d=g*o:42?d")
+LINE = re.compile(r"([a-zA-Z]\d|\d)([+-])([a-zA-Z]\d|\d)=(.)(\d)")
 
 
 def some(task, count=13, sizes=TRAIN_SIZES, split="train"):
@@ -48,9 +48,9 @@ def some(task, count=13, sizes=TRAIN_SIZES, split="train"):
 def worked_out(one: Problem) -> dict[str, int]:
     """The values of a problem's lines, from its prompt alone."""
     values: dict[str, int] = {}
-    for name, left, operator, right in re.findall(r"(.)=(.)([+*-])(.)", one.prompt):
+    for left, operator, right, name in re.findall(r"(.)([+-])(.)=(.)", one.prompt):
         a, b = (int(x) if x.isdigit() else values[x] for x in (left, right))
-        values[name] = {"+": a + b, "-": a - b, "*": a * b}[operator] % 7
+        values[name] = (a + b if operator == "+" else a - b) % 5
     return values
 
 
@@ -91,26 +91,36 @@ def test_every_problem_is_what_it_says(task, sizes):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_training_sizes_fit_in_320_tokens(task):
+def test_training_sizes_fit_in_360_tokens(task):
     for one in some(task, 2, (TRAIN_SIZES[1], TRAIN_SIZES[1])):
-        assert len(one.prompt) + sum(one.lengths) + 1 <= 320
+        assert len(one.prompt) + sum(one.lengths) + 1 <= 360
 
 
 @pytest.mark.parametrize("task", LINES)
-def test_lines_say_whom_they_read_and_not_what_it_is(task):
+def test_lines_say_whom_they_read_and_what_it_is(task):
+    """They read of the latest step that has it: the value's own, or one that read it since."""
     for one in some(task):
         values = worked_out(one)
-        where = {step.text[0]: k for k, step in enumerate(one.steps[:-1])}
+        latest: dict[str, int] = {}
+        read_of: dict[int, list[str]] = {k: [] for k in range(one.size)}
         for k, step in enumerate(one.steps[:-1]):
-            name, left, _, right, value = LINE.fullmatch(step.text).groups()
+            left, _, right, name, value = LINE.fullmatch(step.text).groups()
             assert int(value) == values[name]
-            assert step.fact == f"{name}:{value}"
-            names = {where[x] for x in (left, right) if not x.isdigit()}
-            assert set(step.reads) == names | ({k - 1} if k else set())
+            read = [x[0] for x in (left, right) if not x.isdigit()]
+            assert all(int(x[1:]) == values[x[0]] for x in (left, right) if not x.isdigit())
+            assert set(step.reads) == {latest[x] for x in read} | ({k - 1} if k else set())
+            for x in read:
+                read_of[latest[x]].append(x)
+            latest |= dict.fromkeys((*read, name), k)
         asked = one.prompt[-1]
+        read_of[latest[asked]].append(asked)
         assert one.steps[-1] == Step(
-            f"?{asked}:{values[asked]}", tuple(sorted({where[asked], one.size - 1}))
+            f"?{asked}{values[asked]}", tuple(sorted({latest[asked], one.size - 1}))
         )
+        for k, step in enumerate(one.steps[:-1]):
+            facts = re.findall(r"(.)(\d)", step.fact)
+            assert [x for x, _ in facts] == sorted(set(read_of[k]), key=read_of[k].index)
+            assert all(int(value) == values[x] for x, value in facts)
 
 
 @pytest.mark.parametrize("task", LINES)
@@ -125,19 +135,19 @@ def test_a_wrong_value_that_is_read_spoils_the_answer(task):
 def _spoiled(one: Problem, wrong: int) -> str:
     """The answer if a step's value were one more."""
     values: dict[str, int] = {}
-    for k, (name, left, operator, right) in enumerate(re.findall(r"(.)=(.)([+*-])(.)", one.prompt)):
+    for k, (left, operator, right, name) in enumerate(re.findall(r"(.)([+-])(.)=(.)", one.prompt)):
         a, b = (int(x) if x.isdigit() else values[x] for x in (left, right))
-        result = {"+": a + b, "-": a - b, "*": a * b}[operator]
-        values[name] = (result + (k == wrong)) % 7
+        result = a + b if operator == "+" else a - b
+        values[name] = (result + (k == wrong)) % 5
     return str(values[one.prompt[-1]])
 
 
 def _leading_to_the_answer(one: Problem) -> set[int]:
-    names = [s.text[0] for s in one.steps[:-1]]
+    names = [s.text[-2] for s in one.steps[:-1]]
     reached = {names.index(one.prompt[-1])}
     for k in range(one.size - 1, -1, -1):
         if k in reached:
-            reached |= {names.index(x) for x in one.steps[k].text[2:5:2] if x in names}
+            reached |= {names.index(x) for x in one.steps[k].text[:-2] if x in names}
     return reached
 
 
@@ -219,21 +229,21 @@ def test_registers_and_white_space_around_change_no_verdict(task):
 def test_a_value_is_right_by_its_end_and_a_trace_by_its_first_fault():
     one = problem("program", 12, 0)
     text, answer = one.response(), int(one.answer)
-    assert one.check(text[-4:])
-    assert one.first_wrong(text[-4:]) == 0
-    wrong = f"{text[:-1]}{(answer + 1) % 7}"
+    assert one.check(text[-3:])
+    assert one.first_wrong(text[-3:]) == 0
+    wrong = f"{text[:-1]}{(answer + 1) % 5}"
     assert not one.check(wrong)
     assert one.first_wrong(wrong) == 12
     at = one.spans[4][1] - 1  # the value of step 4
-    spoiled = text[:at] + str((int(text[at]) + 1) % 7) + text[at + 1 :]
+    spoiled = text[:at] + str((int(text[at]) + 1) % 5) + text[at + 1 :]
     assert one.check(spoiled)
     assert one.first_wrong(spoiled) == 4
     assert one.first_wrong(text + text) == 13
     assert not one.check(text + "a")
-    assert one.first_wrong(text[:30]) == 4
+    assert one.first_wrong(text[: one.spans[4][1] - 1]) == 4
     assert not one.check("")
-    other = next(n for n in NAMES if n != text[-3])
-    assert not one.check(f"?{other}:{answer}")
+    other = next(n for n in NAMES if n != text[-2])
+    assert not one.check(f"?{other}{answer}")
 
 
 def test_any_way_to_the_target_is_right_and_no_claim_is_believed():

@@ -11,7 +11,7 @@ from stretto.data.rows import Row, read_rows
 from stretto.problems import Problem, parse_sizes, problems
 from stretto.trace import Trace, live_tokens
 
-PAGES = (4, 8, 16)
+PAGES = (3, 9, 16)
 """Page sizes that slots are told for."""
 
 

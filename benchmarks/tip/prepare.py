@@ -1,10 +1,11 @@
-"""Training rows and models with random weights: what every arm begins with.
+"""Training rows, and the model with random weights that everything begins with.
 
-    python benchmarks/tip/prepare.py --phase short:6-8:program=100,tree=100 --shape tiny-1m \\
-        --labels tip=liveness-8-1 --labels in-turn=round-robin-5 --seeds 0,1,2 --out data
+    python benchmarks/tip/prepare.py --base short:6-8:program=100 --phase whole:20-22:tree=100 \\
+        --labels tip=liveness-8-1 --labels in-turn=round-robin-5 --shape tiny-1m --registers 8 \\
+        --out data
 
-Writes `PHASE-LABELS.jsonl`, the same problems in the same order for all labels, and `start-SEED`, a
-model for each seed, and `start-SEED-plain`, the same without registers. Problems that need more
+Writes `PHASE-LABELS.jsonl`, the same problems in the same order for all labels; `BASE.jsonl`, of
+which responses alone are meant; and `start`, a model without registers. Problems that need more
 registers than there are are left out of all files and counted. What is there already is left as it
 is; a folder that was begun with other problems, labels or models is refused (`settings.json`).
 """
@@ -26,13 +27,10 @@ from stretto.data.settings import hold_to
 from stretto.data.store import line_of
 from stretto.errors import InvalidInput
 from stretto.files import write_atomically
-from stretto.models.tiny import make_tiny
+from stretto.models.tiny import new_tiny
 from stretto.problems import ALPHABET, Problem, parse_sizes, problems
 from stretto.problems.draw import VERSION
 from stretto.problems.rows import rows_of
-
-KINDS = {"tip": "", "plain": "-plain"}
-"""Dialects that are trained, and how their first models' folders end."""
 
 
 def labels_of(text: str) -> tuple[str, Labels]:
@@ -88,31 +86,25 @@ def write_phase(out: Path, phase: str, labels: Mapping[str, Labels], registers: 
         write_atomically(out / f"{name}-{kind}.jsonl", lines)
 
 
-def write_models(out: Path, shape: str, registers: int, seed: int) -> None:
-    """`start-SEED` and `start-SEED-plain`: the same weights, but that the latter has no rows for
-    registers."""
-    folders = {dialect: out / f"start-{seed}{end}" for dialect, end in KINDS.items()}
-    if all(folder.exists() for folder in folders.values()):
-        return
-    symbols = list(ALPHABET)
-    tip = make_tiny(shape, symbols, dialect="tip", settings={"num_registers": registers}, seed=seed)
-    plain = make_tiny(shape, symbols, seed=seed)
-    weights = tip.model.state_dict()
-    for name, own in plain.model.state_dict().items():
-        own.copy_(weights[name][: len(own)])  # registers have the last rows
-    for made in (tip, plain):
-        if not folders[made.card.dialect].exists():
-            made.save(folders[made.card.dialect])
+def write_base(out: Path, phase: str, registers: int) -> None:
+    """The rows of a phase that is learnt without registers."""
+    name, sizes, counts = phase_of(phase)
+    path = out / f"{name}.jsonl"
+    if not path.exists():
+        found, _ = drawn(sizes, counts, registers)
+        lines, _ = labelled(found, Labels("round-robin", registers))
+        write_atomically(path, lines)
 
 
 def hold(given: argparse.Namespace) -> None:
-    """Raises `InvalidInput` if the folder was begun otherwise, but for seeds, which may be more."""
-    settings = {name: getattr(given, name) for name in ("phase", "labels", "shape", "registers")}
+    """Raises `InvalidInput` if the folder was begun otherwise."""
+    names = ("base", "phase", "labels", "shape", "registers")
+    settings = {name: getattr(given, name) for name in names}
     hold_to(
         given.out / "settings.json",
         {"problems": VERSION, **settings},
         str(given.out),
-        has_rows=any(given.out.glob("*.jsonl")) or any(given.out.glob("start-*")),
+        has_rows=any(given.out.glob("*.jsonl")) or (given.out / "start").exists(),
     )
 
 
@@ -120,22 +112,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--base", action="append", default=[], metavar="NAME:SIZES:TASK=N,...")
     parser.add_argument("--phase", action="append", required=True, metavar="NAME:SIZES:TASK=N,...")
     parser.add_argument("--labels", action="append", required=True)
     parser.add_argument("--shape", required=True)
     parser.add_argument("--registers", type=int, required=True)
-    parser.add_argument("--seeds", required=True)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     labels = dict(map(labels_of, given.labels))
-    for phase in given.phase:
+    for phase in (*given.base, *given.phase):
         phase_of(phase)  # before the folder is held to it
     given.out.mkdir(parents=True, exist_ok=True)
     hold(given)
     for phase in given.phase:
         write_phase(given.out, phase, labels, given.registers)
-    for seed in map(int, given.seeds.split(",")):
-        write_models(given.out, given.shape, given.registers, seed)
+    for phase in given.base:
+        write_base(given.out, phase, given.registers)
+    if not (given.out / "start").exists():
+        new_tiny(given.out / "start", given.shape, list(ALPHABET))
     return 0
 
 

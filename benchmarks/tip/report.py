@@ -36,7 +36,7 @@ SHOWN = (
     ("live", "live"),
     ("live_peak", "peak"),
     ("with_prompt", "with prompt"),
-    ("slots_8", "slots, pages of 8"),
+    ("slots_9", "slots, pages of 9"),
     ("reserved_mean", "reserved slots"),
     ("reserved_peak", "reserved peak"),
     ("saved", "saved, %"),

@@ -14,9 +14,8 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from stages import KV, NORMAL
+from stages import BASE, KV, NORMAL
 
 from stretto.bench.shipping import asked, ship
 
@@ -38,8 +37,8 @@ else. `stretto demo tip` shows it at work.
 - **What it is not for**: anything but Stretto's made problems (tasks {tasks}). Its vocabulary is
   theirs.
 - **How it was made**: arm `{arm}` of `make reproduce-tip`, training seed {seed}: supervised
-  training on {rows:,} problems with registers by liveness, then {steps} steps of GRPO with weight
-  {weight} of KV, which was chosen on validation problems. The commands are in
+  training on {base:,} problems without registers and {rows:,} with registers by liveness, then
+  {steps} steps of GRPO with weight {weight} of KV, which was chosen on validation problems. The commands are in
   `benchmarks/results/tip/*/stage.json`.
 - **Data**: made by Stretto from a seed; no text of anybody else, no answer of another model.
 - **Licence**: Apache-2.0, as this project.
@@ -68,20 +67,21 @@ def measured(rows: Sequence[dict[str, str]]) -> str:
 def card(results: Path, model: Path) -> str:
     """The model card, from what the stages wrote."""
     seed = NORMAL.seeds[0]
-    phases = [results / f"{SUPERVISED}-{seed}" / phase.name for phase in NORMAL.phases]
-    learnt: list[dict[str, Any]] = [
-        json.loads((phase / "summary.json").read_bytes()) for phase in phases
-    ]
+    base, learnt = (
+        json.loads((results / run / "summary.json").read_bytes())
+        for run in (BASE, f"{SUPERVISED}-{seed}")
+    )
     with (results / TABLE).open(encoding="utf-8", newline="") as file:
         text = measured(list(csv.DictReader(file)))
     return CARD.format(
         name=NAME,
-        parameters=learnt[-1]["trained_parameters"] / 1e6,
+        parameters=learnt["trained_parameters"] / 1e6,
         size=(model / "model.safetensors").stat().st_size / 1e6,
         tasks=", ".join(f"`{task}`" for task in NORMAL.tasks),
         arm=KV,
         seed=seed,
-        rows=sum(summary["train"]["examples"] for summary in learnt),
+        base=base["train"]["examples"],
+        rows=learnt["train"]["examples"],
         steps=NORMAL.grpo.steps,
         weight=json.loads((results / CHOSEN / "choice.json").read_bytes())["chosen"],
         sizes=NORMAL.sizes,

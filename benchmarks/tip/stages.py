@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sizes import FULL, NORMAL, QUICK, Sizes
+from sizes import FULL, NORMAL, QUICK, Lesson, Sizes
 
 from stretto.bench.stages import Command, Stage
 
@@ -22,6 +22,8 @@ SFT = {
 }
 GRPO = {"dense-grpo": "dense-sft", "tip-grpo": "tip-sft", "in-turn-grpo": "in-turn-sft"}
 """Without a weight of KV, and what each goes on from."""
+BASE = "base"
+"""What all arms and seeds go on from: it has learnt dense solutions of short problems."""
 KV = "tip-kv"
 """With the weight that was chosen; goes on from `tip-sft` as well."""
 ONE_SEED = ("random-sft",)
@@ -38,8 +40,6 @@ def model_of(sizes: Sizes, arm: str, seed: int) -> str:
     """Where an arm's model is, in the work folder."""
     if arm == KV and seed == sizes.seeds[0]:
         return "choose/model"
-    if arm in SFT:
-        return f"{arm}-{seed}/{sizes.phases[-1].name}/model"
     return f"{arm}-{seed}/model"
 
 
@@ -50,6 +50,7 @@ def stages_of(sizes: Sizes) -> list[Stage]:
     supervised = ("dense-sft", "tip-sft")
     return [
         _data(sizes),
+        _base(sizes),
         *(_sft(sizes, arm, seeds[0]) for arm in supervised),
         _gate(sizes, supervised),
         _grpo(sizes, "tip-grpo", seeds[0]),
@@ -83,37 +84,45 @@ def _data(sizes: Sizes) -> Stage:
     }
     command = (
         "python", "prepare.py", "--shape", sizes.shape, "--registers", str(sizes.registers),
-        *(part for phase in sizes.phases for part in ("--phase", phase.text)),
+        *(part for group in sizes.base.groups for part in ("--base", group.text)),
+        *(part for group in sizes.own.groups for part in ("--phase", group.text)),
         *(part for name in LABELS for part in ("--labels", f"{name}={labels[name]}")),
-        "--seeds", ",".join(map(str, sizes.seeds)), "--out", "data",
+        "--out", "data",
     )  # fmt: skip
     return Stage("data", _minutes(sizes, 1), (command,))
 
 
+def _base(sizes: Sizes) -> Stage:
+    rows = [f"data/{group.name}.jsonl" for group in sizes.base.groups]
+    command = _learn(sizes.base, "data/start", rows, sizes.seeds[0], ("--baseline",), out=BASE)
+    minutes = max(1, round(sizes.base.minutes(has_registers=False)))
+    return Stage(BASE, minutes, (command,), (*RUN_FILES, "model"))
+
+
 def _sft(sizes: Sizes, arm: str, seed: int) -> Stage:
-    """One run a phase, each from the model of the one before."""
     labels, *settings = SFT[arm]
-    if "--baseline" in settings:
-        model = f"data/start-{seed}-plain"
-    else:
-        model = f"data/start-{seed}"
+    has_registers = "--baseline" not in settings
+    if has_registers:
         settings += ["--registers", str(sizes.registers)]
-    commands = []
-    for phase in sizes.phases:
-        out, rows = f"{arm}-{seed}/{phase.name}", f"data/{phase.name}-{labels}.jsonl"
-        command = (
-            "stretto", "train", "sft", "--model", model, "--data", rows,
-            *settings, "--full", "--dtype", "float32", "--schedule", "cosine",
-            "--lr", str(phase.lr), "--batch", str(phase.batch), "--epochs", str(phase.epochs),
-            "--seed", str(seed), "--pack-tokens", "4096", "--checkpoint-every", "200",
-            "--out", out,
-        )  # fmt: skip
-        commands.append(command)
-        model = f"{out}/model"
-    kept = [f"{phase.name}/{file}" for phase in sizes.phases for file in RUN_FILES]
-    kept += _weights(f"{arm}-{seed}", sizes, f"{sizes.phases[-1].name}/model")
-    minutes = sizes.sft_minutes(has_registers="--baseline" not in settings)
-    return Stage(f"{arm}-{seed}", max(1, round(minutes)), tuple(commands), tuple(kept))
+    rows = [f"data/{group.name}-{labels}.jsonl" for group in sizes.own.groups]
+    name = f"{arm}-{seed}"
+    command = _learn(sizes.own, f"{BASE}/model", rows, seed, settings, out=name)
+    kept = (*RUN_FILES, *_weights(name, sizes, "model"))
+    minutes = max(1, round(sizes.own.minutes(has_registers=has_registers)))
+    return Stage(name, minutes, (command,), kept)
+
+
+def _learn(
+    lesson: Lesson, model: str, rows: Sequence[str], seed: int, settings: Sequence[str], *,
+    out: str,
+) -> Command:  # fmt: skip
+    return (
+        "stretto", "train", "sft", "--model", model,
+        *(part for path in rows for part in ("--data", path)), *settings,
+        "--full", "--dtype", "float32", "--schedule", "cosine", "--lr", str(lesson.lr),
+        "--batch", str(lesson.batch), "--epochs", "1", "--seed", str(seed),
+        "--pack-tokens", "4096", "--checkpoint-every", "500", "--out", out,
+    )  # fmt: skip
 
 
 def _weights(name: str, sizes: Sizes, model: str) -> list[str]:

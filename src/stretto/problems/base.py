@@ -1,8 +1,7 @@
 """A problem: a prompt, the steps of its solution, what each of them reads, and its right answer.
 
-All tasks write with the symbols of `ALPHABET`, one character a token. A step names what it reads
-and never repeats the value: `c=a+b:5` has the names `a` and `b`, and the values that make up 5
-stand in the steps that defined them. Whoever cannot see those steps any more can only guess.
+All tasks write with the symbols of `ALPHABET`, one character a token. What a step reads stands in
+earlier steps alone: whoever cannot see those any more can only guess.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ NAMES = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOP"
 """What steps are called: each name at most once in a problem."""
 DIGITS = "0123456789"
 OPERATORS = "+-*"
-MARKS = "=:?"
+MARKS = "=:;?"
 ALPHABET = NAMES + DIGITS + OPERATORS + MARKS
 """Every character of every prompt and response."""
 

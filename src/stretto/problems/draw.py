@@ -10,17 +10,17 @@ from typing import Protocol
 
 from stretto.data.select import Split
 from stretto.errors import InvalidInput, UnknownName
-from stretto.problems import chain, countdown, dag, lines, program, tree
+from stretto.problems import chain, countdown, dag, lines, program, recall, tree
 from stretto.problems.base import NAMES, Problem
 
-VERSION = 1
+VERSION = 2
 """Raised when the problem of some task, size, split, seed and index changes."""
 
 SPLITS = {"train": Split(0, 80), "valid": Split(80, 90), "test": Split(90, 100)}
 """Percents of the hashes of problems, names left out of account: a problem of one split is in no
 other, under other names either."""
 TRAIN_SIZES = (12, 24)
-"""Least and largest size to train on: prompt and annotated response have at most 320 tokens."""
+"""Least and largest size to train on: prompt and annotated response have at most 360 tokens."""
 LONGER_SIZES = (28, 40)
 """Sizes to see how far what was learnt reaches."""
 MAX_DRAWS = 2000
@@ -50,6 +50,7 @@ TASKS = {
     "tree": Task(tree.draw, lines.is_right, tree.MIN_SIZE, len(NAMES)),
     "chain": Task(chain.draw, lines.is_right, chain.MIN_SIZE, len(NAMES)),
     "dag": Task(dag.draw, lines.is_right, dag.MIN_SIZE, len(NAMES)),
+    "recall": Task(recall.draw, lines.is_right, recall.MIN_SIZE, len(NAMES)),
     "countdown": Task(
         countdown.draw,
         countdown.is_right,

@@ -1,6 +1,6 @@
-"""Problems of lines: each names a value that is computed from earlier ones, modulo 7.
+"""Problems of lines: each names a sum or difference of earlier values, modulo 5.
 
-A line is `c=a+b` in the prompt and `c=a+b:5` in the solution. Constants (digits) stand in the lines
+A line is `c=a+b` in the prompt and `c=a+b:3` in the solution. Constants (digits) stand in the lines
 themselves. Every operation is one-to-one in each value that it reads, and operations are redrawn
 until no value cancels on its way to the answer (`lasting`), so a wrong one does not heal: it makes
 the answer wrong, but where several wrong ones happen to make up for each other.
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from stretto.problems.base import NAMES, Problem, Step
 
-MODULUS = 7
+MODULUS = 5
+"""Small, and without products: a tiny model learns what it is to remember before it has learnt the
+tables of a larger one."""
 MAX_DRAWS = 100
 
 
@@ -30,7 +32,7 @@ Operand = Ref | int
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`left operator right`; a product has at most one reference, and no constant that is 0."""
+    """`left operator right`. No constant is 0."""
 
     left: Operand
     operator: str
@@ -57,34 +59,55 @@ class Sketch:
 
     def canonical(self) -> str:
         """The prompt under fixed names: two problems that differ in names alone have the same."""
-        return "/".join((*self._written(NAMES), str(self.asked)))
+        return "/".join((*self._written(NAMES, NAMES), str(self.asked)))
 
     def named(self, rng: random.Random, name: str, task: str) -> Problem:
         """The problem under names drawn at random."""
-        names = rng.sample(NAMES, len(self.lines))
-        written, values = self._written(names), self.values()
+        names, values = rng.sample(NAMES, len(self.lines)), self.values()
+        facts = [f"{own}{value}" for own, value in zip(names, values, strict=True)]
+        texts = [f"{text}{v}" for text, v in zip(self._written(names, facts), values, strict=True)]
+        read = [line.reads for line in self.lines] + [(self.asked,)]
+        holders = _holders(read)
+        used: list[list[str]] = [[] for _ in self.lines]
+        for lines, found in zip(read, holders, strict=True):
+            for line, holder in zip(lines, found, strict=True):
+                used[holder].append(facts[line])
         steps = [
-            Step(
-                f"{text}:{value}",
-                tuple(sorted({*line.reads, *([k - 1] if k else [])})),
-                f"{names[k]}:{value}",
-            )
-            for k, (text, line, value) in enumerate(zip(written, self.lines, values, strict=True))
+            Step(text, _graph(k, holders[k]), "".join(dict.fromkeys(used[k])))
+            for k, text in enumerate(texts)
         ]
-        asked, last = names[self.asked], len(self.lines) - 1
-        answer = str(values[self.asked])
-        steps.append(Step(f"?{asked}:{answer}", tuple(sorted({self.asked, last}))))
-        prompt = f"{''.join(written)}?{asked}"
-        return Problem(name, task, len(self.lines), prompt, tuple(steps), answer)
+        last = len(self.lines)
+        steps.append(Step(f"?{facts[self.asked]}", _graph(last, holders[last])))
+        asked = "".join(f"{line};" for line in self._written(names, names))
+        prompt = f"{asked}?{names[self.asked]}"
+        return Problem(name, task, last, prompt, tuple(steps), str(values[self.asked]))
 
-    def _written(self, names: Sequence[str]) -> list[str]:
+    def _written(self, names: Sequence[str], operands: Sequence[str]) -> list[str]:
+        """The lines, each under its own name, what it reads as in `operands`."""
+
         def write(operand: Operand) -> str:
-            return str(operand) if isinstance(operand, int) else names[operand.line]
+            return str(operand) if isinstance(operand, int) else operands[operand.line]
 
         return [
-            f"{names[k]}={write(line.left)}{line.operator}{write(line.right)}"
+            f"{write(line.left)}{line.operator}{write(line.right)}={names[k]}"
             for k, line in enumerate(self.lines)
         ]
+
+
+def _holders(read: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Of each step, for each line that it reads, the latest step that has its value: the line's own
+    or one that read it since."""
+    latest: dict[int, int] = {}
+    found = []
+    for k, lines in enumerate(read):
+        found.append([latest[line] for line in lines])
+        latest |= dict.fromkeys(lines, k) | {k: k}
+    return found
+
+
+def _graph(step: int, holders: Sequence[int]) -> tuple[int, ...]:
+    """What a step reads: those that hold its values, and the one before it."""
+    return tuple(sorted({*holders, *([step - 1] if step else [])}))
 
 
 def _operands(line: Line) -> tuple[Operand, Operand]:
@@ -92,12 +115,7 @@ def _operands(line: Line) -> tuple[Operand, Operand]:
 
 
 def _apply(left: int, operator: str, right: int) -> int:
-    match operator:
-        case "+":
-            return (left + right) % MODULUS
-        case "-":
-            return (left - right) % MODULUS
-    return left * right % MODULUS
+    return (left + right if operator == "+" else left - right) % MODULUS
 
 
 # -- lines drawn at random -------------------------------------------------------------------------
@@ -105,14 +123,12 @@ def _apply(left: int, operator: str, right: int) -> int:
 
 def constant_line(rng: random.Random) -> Line:
     """Two constants: what it comes to is in no prompt."""
-    operator = rng.choice("+-*")
-    return Line(rng.randint(1, MODULUS - 1), operator, rng.randint(1, MODULUS - 1))
+    return Line(rng.randint(1, MODULUS - 1), rng.choice("+-"), rng.randint(1, MODULUS - 1))
 
 
 def unary_line(rng: random.Random, line: int) -> Line:
     """An earlier value changed by a constant; never left as it was."""
-    operator = rng.choice("+-*")
-    return Line(Ref(line), operator, rng.randint(2 if operator == "*" else 1, MODULUS - 1))
+    return Line(Ref(line), rng.choice("+-"), rng.randint(1, MODULUS - 1))
 
 
 def binary_line(rng: random.Random, left: int, right: int) -> Line:
@@ -121,19 +137,18 @@ def binary_line(rng: random.Random, left: int, right: int) -> Line:
 
 
 def weights(sketch: Sketch) -> list[int | None]:
-    """How much the answer changes, modulo 7, if a line's value is one more; None for a line that
-    does not lead to it. Lines are linear in what they read."""
+    """How much the answer changes, modulo 5, if a line's value is one more; None for a line that
+    does not lead to it."""
     found: list[int | None] = [None] * len(sketch.lines)
     found[sketch.asked] = 1
     for k in range(sketch.asked, -1, -1):
         weight, line = found[k], sketch.lines[k]
         if weight is None:
             continue
-        for operand, other, sign in ((line.left, line.right, 1), (line.right, line.left, -1)):
+        for operand, sign in ((line.left, 1), (line.right, -1 if line.operator == "-" else 1)):
             if isinstance(operand, Ref):
-                factor = {"+": 1, "-": sign, "*": other if isinstance(other, int) else 0}
                 before = found[operand.line] or 0
-                found[operand.line] = (before + weight * factor[line.operator]) % MODULUS
+                found[operand.line] = (before + weight * sign) % MODULUS
     return found
 
 
@@ -161,4 +176,4 @@ def _redrawn(rng: random.Random, line: Line) -> Line:
 
 def is_right(problem: Problem, text: str) -> bool:
     """Whether a text ends with the value asked for, and says that it is what was asked for."""
-    return text.endswith(f"{problem.prompt[-2:]}:{problem.answer}")
+    return text.endswith(f"{problem.prompt[-2:]}{problem.answer}")
