@@ -40,10 +40,10 @@ REQUESTS = 128
 REQUESTS_LISTENING = 16
 """With a method that needs attention weights, whose engine reads every slot of the pool."""
 PAGE_SIZE = 9
-"""Of the pool: the longest step of a model with registers. Methods that hide single tokens have pages of one
-token."""
+"""Of the pool: the longest step of a model with registers. Methods that hide single tokens have
+pages of one token."""
 TOKENS_A_STEP = 10
-"""An answer may have so many tokens for each step of the solution, which has 8 with a register."""
+"""An answer may have so many tokens for each step of the solution, which has 9 at most."""
 
 
 def max_tokens(problem: Problem) -> int:

@@ -38,8 +38,8 @@ else. `stretto demo tip` shows it at work.
   theirs.
 - **How it was made**: arm `{arm}` of `make reproduce-tip`, training seed {seed}: supervised
   training on {base:,} problems without registers and {rows:,} with registers by liveness, then
-  {steps} steps of GRPO with weight {weight} of KV, which was chosen on validation problems. The commands are in
-  `benchmarks/results/tip/*/stage.json`.
+  {steps} steps of GRPO with weight {weight} of KV, which was chosen on validation problems. The
+  commands are in `benchmarks/results/tip/*/stage.json`.
 - **Data**: made by Stretto from a seed; no text of anybody else, no answer of another model.
 - **Licence**: Apache-2.0, as this project.
 - **Measured** (programs and trees of {sizes} steps, test problems, mean over training seeds):

@@ -70,10 +70,10 @@ class Sizes:
 
     `longer`: sizes that nothing was trained on. `base`: what the one model learns, dense, that all
     arms go on from; `own`: what each arm then learns in its own form. `slack`: so many steps late
-    at most do labels let go of what is dead. `in_turn`: registers of the null model, as many as hold what liveness does.
-    `test`, `longer_test`, `valid`, `caches`: problems of each task that are answered; `caches` with
-    other caches than trained with. `gate`: percent of programs and trees that supervised models
-    must get right for the rest to be worth its hours.
+    at most do labels let go of what is dead. `in_turn`: registers of the null model, as many as
+    hold what liveness does. `test`, `longer_test`, `valid`, `caches`: problems of each task
+    that are answered; `caches` with other caches than trained with. `gate`: percent of programs
+    and trees that supervised models must get right for the rest to be worth its hours.
     `minutes` scales the estimates that are not of training.
     """
 

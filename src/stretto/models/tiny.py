@@ -108,7 +108,7 @@ def _random_model(shape: TinyShape, num_rows: int, end: int, seed: int) -> Any:
         head_dim=HEAD_DIM,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=True,
-        initializer_range=shape.hidden**-0.5,  # at 0.02, for widths of a thousand, heads begin blind
+        initializer_range=shape.hidden**-0.5,  # 0.02 is for widths of a thousand
         bos_token_id=None,
         eos_token_id=end,
         pad_token_id=None,
