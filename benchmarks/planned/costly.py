@@ -32,7 +32,6 @@ SHAPE = {
     "max_position_embeddings": 8192,
 }
 """Of SmolLM2-135M (its config.json)."""
-NAME = "135m"
 SEED = 0
 
 
