@@ -26,7 +26,7 @@ from stretto.models.tiny import make_tiny
 from stretto.tokens.asked import unread
 
 SIZES = ("NORMAL", "FULL", "QUICK")
-PHASES = ["short", "whole"]
+GROUPS = ["one", "few", "whole"]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_commands_parse_and_read_what_stages_before_them_made(
     assert len({stage.name for stage in found}) == len(found)
     assert all(stage.minutes <= 40 for stage in found) or sizes == "FULL"
     made = {"data/start"}
-    made |= {f"data/{phase}-{rows}.jsonl" for phase in PHASES for rows in cells.ROWS}
+    made |= {f"data/{group}-{rows}.jsonl" for group in GROUPS for rows in cells.ROWS}
     for stage in found:
         for command in stage.commands:
             option = dict(itertools.pairwise(command))
@@ -54,18 +54,22 @@ def test_commands_parse_and_read_what_stages_before_them_made(
                 while hasattr(node, "commands"):
                     node = node.commands[args.pop(0)]
                 node.make_context("stretto", args)
-                assert {option["--model"], option["--data"]} <= made
+                assert {option["--model"], *data_of(command)} <= made
                 assert option["--out"].partition("/")[0] == stage.folder
                 made |= {option["--out"], f"{option['--out']}/model"}
             else:
                 assert (PLANNED / command[1]).is_file()
                 given = scripts[command[1].removesuffix(".py")].parser().parse_args(command[2:])
                 made.add(str(given.out))
-                assert "phase" not in given or [own.phase for own in given.phase] == PHASES
+                assert "group" not in given or [own.name for own in given.group] == GROUPS
                 assert "answers" not in given or str(given.answers) in made
             if "--cells" in command:
                 assert needed(option["--cells"], scripts) <= made
     assert "report" in made
+
+
+def data_of(command: tuple[str, ...]) -> list[str]:
+    return [value for name, value in itertools.pairwise(command) if name == "--data"]
 
 
 def needed(ways: str, scripts: dict[str, Any]) -> set[str]:
@@ -105,12 +109,12 @@ def test_the_whole_experiment_takes_some_five_hours(scripts: dict[str, Any]) -> 
 def test_all_arms_go_on_from_one_base_that_is_autoregressive(scripts: dict[str, Any]) -> None:
     cells, stages = scripts["cells"], scripts["stages"]
     found = {stage.name: stage for stage in stages.stages_of(stages.NORMAL)}
-    short, whole = (dict(itertools.pairwise(c)) for c in found["base"].commands)
-    assert (short["--model"], short["--out"]) == ("data/start", "base/short")
-    assert (whole["--model"], whole["--out"]) == ("base/short/model", "base")
-    assert [o["--data"] for o in (short, whole)] == [f"data/{p}-pasta.jsonl" for p in PHASES]
-    assert all("--baseline" in command for command in found["base"].commands)
-    assert {"model", "metrics.jsonl", "short/metrics.jsonl"} <= {*found["base"].keeps}
+    (base,) = found["base"].commands
+    option = dict(itertools.pairwise(base))
+    assert (option["--model"], option["--out"]) == ("data/start", "base")
+    assert data_of(base) == [f"data/{group}-pasta.jsonl" for group in GROUPS]
+    assert "--baseline" in base
+    assert {"model", "metrics.jsonl"} <= {*found["base"].keeps}
     runs = {arm: cells.ARMS[arm].epochs for arm in cells.ARMS}
     for run, times in (runs | {f"{arm}-0.5": 0.5 for arm in cells.COMPUTE_ARMS}).items():
         (command,) = found[run].commands
@@ -132,7 +136,7 @@ def test_arms_differ_in_nothing_but_what_they_are_named_for(scripts: dict[str, A
                 pairs = zip(command, (*command[1:], ""), strict=True)
                 rest = [(a, b) for a, b in pairs if a.startswith("--") and a not in own]
                 kinds.add(tuple(rest))
-    assert len(kinds) == len(PHASES)
+    assert len(kinds) == 1
 
 
 def test_all_that_write_blocks_have_the_same_knobs(scripts: dict[str, Any]) -> None:
@@ -190,20 +194,20 @@ def test_rows_of_all_forms_are_of_the_same_problems(scripts: dict[str, Any]) -> 
     assert max(count("part 3"), count(" Now.")) == 2
 
 
-def test_what_is_prepared_has_both_phases_in_all_forms(
+def test_what_is_prepared_has_all_groups_in_all_forms(
     scripts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No piece of either is unknown to the vocabulary; a second run changes nothing."""
-    line = "prepare.py --phase short:1-2:6 --phase whole:4-5:3 --shape tiny-1m --out"
+    """No piece of any is unknown to the vocabulary; a second run changes nothing."""
+    line = "prepare.py --group one:1:6 --group few:2-3:6 --group whole:4-5:3 --shape tiny-1m --out"
     monkeypatch.setattr("sys.argv", [*line.split(), str(tmp_path)])
     assert scripts["prepare"].main() == 0
     before = {path: path.read_bytes() for path in tmp_path.glob("*.jsonl")}
-    names = {f"{phase}-{form}.jsonl" for phase in PHASES for form in scripts["cells"].ROWS}
+    names = {f"{group}-{form}.jsonl" for group in GROUPS for form in scripts["cells"].ROWS}
     assert {path.name for path in before} == names
     known = set(json.loads((tmp_path / "vocabulary.json").read_text()))
     for path, data in before.items():
         rows = [json.loads(line) for line in data.splitlines()]
-        parts = (1, 2) if path.name.startswith("short") else (4, 5)
+        parts = {"one": (1, 1), "few": (2, 3), "whole": (4, 5)}[path.name.partition("-")[0]]
         asked = problems(0, len(rows), "train", parts, scripts["cells"].KINDS)
         assert [row["prompt"] for row in rows] == [p.prompt for p in asked]
         assert set(scripts["prepare"].vocabulary_of(rows)) <= known

@@ -148,9 +148,9 @@ def test_the_planned_arm_with_more_right_answers_is_shipped(trained: Path, tmp_p
     results, out = tmp_path / "results", tmp_path / "tiny-planned"
     shutil.copytree(trained, results / "dense" / "model")
     write(results / "dense" / "summary.json", SUMMARY)
-    write(results / "base" / "short" / "summary.json", {"train": {"examples": 20_000}})
-    write(results / "base" / "summary.json", {"train": {"examples": 12_000}})
-    write(results / "dense" / "config.json", {"settings": {"epochs": 2.0}})
+    write(results / "base" / "summary.json", {"train": {"examples": 30_000}})
+    write(results / "base" / "config.json", {"settings": {"epochs": 2.0}})
+    write(results / "dense" / "config.json", {"settings": {"epochs": 1.0}})
     table = [
         way("autoregressive", "", 95.0, 1.0), way("sparse", "", 80.0, 1.2),
         way("dense", "", 90.0, 1.2), way("dense", "tau=0.9", 89.6, 2.5),
@@ -184,7 +184,7 @@ def test_the_planned_arm_with_more_right_answers_is_shipped(trained: Path, tmp_p
     card = " ".join((out / "README.md").read_text().split())
     assert card.startswith("# tiny-planned A model of 0.9 million parameters")
     assert "arm `dense` of `make reproduce-planned` (variant `dense`, convention `shifted`)" in card
-    assert "20,000 problems of one or two parts and 12,000 of four or five; this one" in card
+    assert "30,000 problems of one to five parts for 2 epochs; this one went on" in card
     assert "90 % (81 to 99) of totals right, 1.20 (1.08 to 1.32) times as fast" in card
     assert "with tau=0.9, its fastest way within 1 point of that, 90 % (81 to 99)" in card
     assert "500 test problems" in card

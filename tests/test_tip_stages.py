@@ -131,24 +131,32 @@ def test_weights_are_kept_of_those_that_the_repository_has(stages: Any) -> None:
 
 
 def test_labels_hold_little_enough_for_what_is_to_be_shown(stages: Any) -> None:
-    """Against dense text, without registers; and registers in turn hold as much."""
+    """Against dense text, without registers; and registers in turn hold no less, nor much more."""
     size = stages.NORMAL
-    tip, turn, best, dense = [], [], [], []
+    tip, turn, dense = [], [], []
     for task in ("program", "tree"):
         for one in problems(task, parse_sizes(size.sizes), 18, split="valid"):
             for into, labels in (
                 (tip, Labels("liveness", size.registers, slack=size.slack)),
                 (turn, Labels("round-robin", size.in_turn)),
-                (best, Labels("liveness", size.registers)),
             ):
                 found = one.labelled(labels)
                 assert found is not None
                 into.append(found.details["mean_live"])
             dense.append((len(one.response()) + 1) / 2)
-    saved = [100 * (1 - sum(own) / sum(dense)) for own in (tip, best)]
-    assert saved[0] > 59
-    assert saved[1] > saved[0] + 3  # what there is to gain by reward
-    assert sum(best) < sum(turn) < sum(tip) * 1.02
+    assert 100 * (1 - sum(tip) / sum(dense)) > 59 + 5
+    assert sum(tip) < sum(turn) < sum(tip) * 1.1
+
+
+def test_no_other_seed_needs_a_model_of_one(stages: Any) -> None:
+    """So that seeds can be run one at a time, in checkouts without models but of the first."""
+    found = stages.stages_of(stages.NORMAL)
+    made = {s.folder: {path for c in s.commands for path in made_by(c)} for s in found}
+    for seed in stages.NORMAL.seeds[1:]:
+        own = [s for s in found if s.name.endswith(f"-{seed}")]
+        there = {f"{s.folder}/{name}" for s in found if s not in own for name in s.keeps}
+        there |= made["data"].union(*(made[s.folder] for s in own))
+        assert {p for s in own for c in s.commands for p in read_by(c)} <= there
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -478,11 +486,11 @@ def test_the_report_is_of_all_folders(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     rng = random.Random(0)
     for folder, name, labels in (
-        ("answers-tip-kv", "tip-kv-0", ["native"]),
-        ("answers-tip-kv", "tip-kv-1", ["native"]),
-        ("answers-dense-grpo", "dense-grpo-0", ["native"]),
+        ("answers-0", "tip-kv-0", ["native"]),
+        ("answers-1", "tip-kv-1", ["native"]),
+        ("answers-0", "dense-grpo-0", ["native"]),
         ("policies-dense-grpo-0", "dense-grpo-0", ["window", "window+prompt"]),
-        ("caches", "tip-kv-0", ["restart"]),
+        ("caches-0", "tip-kv-0", ["restart"]),
     ):
         write_answers(tmp_path / folder / f"{name}.jsonl", labels, rng)
     for name in ("throughput", "crowd", "long-context"):

@@ -25,8 +25,6 @@ WINDOWS = (*PLANNED, "--window", str(WINDOW))
 BASE = "base"
 """What all arms go on from, as Dream went on from an autoregressive model: one that has learnt to
 look a problem up in its prompt, so that an arm has its form to learn and not that as well."""
-BASE_RUNS = (f"{BASE}/short", BASE)
-"""Its runs in order, of short problems and of whole ones."""
 
 
 @dataclass(frozen=True)

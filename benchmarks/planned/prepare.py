@@ -1,10 +1,10 @@
 """Training rows in all forms, a vocabulary, and a model with random weights: what all begins with.
 
-    python benchmarks/planned/prepare.py --phase short:1-2:20000 --phase whole:4-5:12000 \\
+    python benchmarks/planned/prepare.py --group few:2-3:10000 --group whole:4-5:10000 \\
         --shape tiny-1m --seed 0 --out data
 
 Writes `vocabulary.json`, the pieces of the problems' texts; `start`, a model without control
-tokens; and `PHASE-FORM.jsonl`, a phase's problems of task `multipart`, the same in the same order
+tokens; and `GROUP-FORM.jsonl`, a group's problems of task `multipart`, the same in the same order
 in each form. What is there already is left as it is.
 """
 
@@ -37,15 +37,15 @@ FORMS = {
 
 
 @dataclass(frozen=True)
-class Problems:
-    """Problems of a phase of training: how many, and of how many parts."""
+class Group:
+    """Problems to learn from: how many, and of how many parts."""
 
-    phase: str
+    name: str
     parts: Parts
     num: int
 
     @classmethod
-    def of(cls, text: str) -> Problems:
+    def of(cls, text: str) -> Group:
         """From NAME:PARTS:NUM."""
         name, parts, num = text.split(":")
         return cls(name, parse_parts(parts), int(num))
@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument(
-        "--phase", type=Problems.of, action="append", required=True, metavar="NAME:PARTS:NUM"
+        "--group", type=Group.of, action="append", required=True, metavar="NAME:PARTS:NUM"
     )
     made.add_argument("--shape", required=True)
     made.add_argument("--seed", type=int, default=0)
@@ -95,7 +95,7 @@ def main() -> int:
         symbols = vocabulary_of(
             [
                 row
-                for own in given.phase
+                for own in given.group
                 for row in multipart_rows(
                     given.seed, max(own.num, 500), split="train", parts=own.parts, kinds=KINDS
                 )
@@ -109,9 +109,9 @@ def main() -> int:
     def count(text: str) -> int:
         return len(plain.vocabulary.encode(text))
 
-    for own in given.phase:
+    for own in given.group:
         for form in ROWS:
-            path = given.out / f"{own.phase}-{form}.jsonl"
+            path = given.out / f"{own.name}-{form}.jsonl"
             if not path.exists():
                 rows = rows_in(form, own.num, given.seed, count, own.parts)
                 write_atomically(path, b"".join(line_of(row) for row in rows))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from answers import Decoded
-from cells import BASE_RUNS, CELLS, REFERENCE, compute_cells
+from cells import BASE, CELLS, REFERENCE, compute_cells
 from claims import claims, costly_claims, thread_claims, throughput_claims
 from figures import QUALITIES, Measured, by_cell, of_cells, on_frontier, table_row
 
@@ -78,7 +78,7 @@ def trained(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     for name in names:
         lines = [
             line
-            for run in (*BASE_RUNS, name)
+            for run in (BASE, name)
             for line in lines_of(Path(run) / "metrics.jsonl")
             if line["kind"] == "train"
         ]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from answers import Decoded
-from cells import BASE_RUNS
+from cells import BASE
 
 from stretto.bench.shipping import asked, ship
 from stretto.data.rows import read_rows
@@ -40,9 +40,9 @@ it at work.
 - **What it is for**: showing, testing and measuring dialect `planned` on a machine without a GPU.
 - **What it is not for**: anything but problems of task `multipart`. Its vocabulary is theirs.
 - **How it was made**: arm `{arm}` of `make reproduce-planned` (variant `{variant}`, convention
-  `{convention}`). An autoregressive model learnt {short:,} problems of one or two parts and
-  {whole:,} of four or five; this one went on from it and learnt {rows:,} of those as plans, for
-  {epochs:g} epochs. The commands are in `benchmarks/results/planned`, `base/stage.json` and
+  `{convention}`). An autoregressive model learnt {learnt:,} problems of one to five parts
+  for {base_epochs:g} epochs; this one went on from it and learnt {rows:,} of them as plans, for
+  {epochs:g}. The commands are in `benchmarks/results/planned`, `base/stage.json` and
   `{arm}/stage.json`.
 - **Data**: made by Stretto from a seed; no text of anybody else, no answer of another model.
 - **Licence**: Apache-2.0, as this project.
@@ -96,11 +96,11 @@ def card(results: Path, arm: str) -> str:
     model = results / arm / "model"
     own = json.loads((model / "stretto.json").read_bytes())
     summary = json.loads((results / arm / "summary.json").read_bytes())
-    short, whole = (
-        json.loads((results / run / "summary.json").read_bytes())["train"]["examples"]
-        for run in BASE_RUNS
+    base = json.loads((results / BASE / "summary.json").read_bytes())
+    epochs, base_epochs = (
+        json.loads((results / run / "config.json").read_bytes())["settings"]["epochs"]
+        for run in (arm, BASE)
     )
-    config = json.loads((results / arm / "config.json").read_bytes())
     return CARD.format(
         name=NAME,
         parameters=summary["trained_parameters"] / 1e6,
@@ -108,10 +108,10 @@ def card(results: Path, arm: str) -> str:
         arm=arm,
         variant=own["variant"],
         convention=own["convention"],
-        short=short,
-        whole=whole,
+        learnt=base["train"]["examples"],
+        base_epochs=base_epochs,
         rows=summary["train"]["examples"],
-        epochs=config["settings"]["epochs"],
+        epochs=epochs,
         measured=measured(json.loads((results / TABLE).read_bytes()), arm),
     )
 

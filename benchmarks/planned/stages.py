@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cells import ARMS, BASE, BASE_RUNS, COMPUTE_ARMS, REFERENCE, Arm, arm_of
+from cells import ARMS, BASE, COMPUTE_ARMS, REFERENCE, Arm, arm_of
 
 from stretto.bench.stages import Command, Stage
 
@@ -13,17 +13,12 @@ FILES = ("metrics.jsonl", "summary.json", "config.json", "environment.json")
 
 
 @dataclass(frozen=True)
-class Phase:
-    """Some problems of so many `parts`, and how they are learnt from. `minutes`: about what it
-    takes the reference on two cores, at some 15,000 tokens a second."""
+class Group:
+    """Some problems, of so many `parts`."""
 
     name: str
     parts: str
     num: int
-    epochs: float
-    batch: int
-    lr: float
-    minutes: float
 
     @property
     def text(self) -> str:
@@ -31,18 +26,30 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Lesson:
+    """How all groups are learnt from, mixed."""
+
+    epochs: float
+    batch: int = 8
+    lr: float = 1e-3
+
+
+@dataclass(frozen=True)
 class Sizes:
-    """How much of everything. `base`: what the base learns, short problems and then whole ones;
-    `own`: how each arm then learns the whole ones; `shares` of its epochs for arms that learn less.
-    `valid`: problems that ways are chosen on. `test`: problems, answered in all ways, `a_stage` of
-    them in each stage; `more`: further ones, in the ways alone that claims compare. `costly`: test
-    problems that are answered at the cost of a larger model. `sets`: of eight problems each,
-    answered at once and one by one. `answer_minutes`: about what a stage takes two cores to answer
-    in all ways."""
+    """How much of everything. `groups`: the problems that are learnt from; `base`: how the base
+    does; `own`: how each arm then does, `shares` of its epochs for arms that learn less.
+    `epoch_minutes`: about what an epoch takes the reference on two cores, at some 14,000 tokens a
+    second. `valid`: problems that ways are chosen on. `test`: problems, answered in all ways,
+    `a_stage` of them in each stage; `more`: further ones, in the ways alone that claims compare.
+    `costly`: test problems that are answered at the cost of a larger model. `sets`: of eight
+    problems each, answered at once and one by one. `answer_minutes`: about what a stage takes two
+    cores to answer in all ways."""
 
     shape: str
-    base: tuple[Phase, Phase]
-    own: Phase
+    groups: tuple[Group, ...]
+    base: Lesson
+    own: Lesson
+    epoch_minutes: float
     shares: tuple[str, ...]
     valid: int
     test: int
@@ -54,20 +61,19 @@ class Sizes:
     answer_minutes: int = 20
 
 
-SHORT = Phase("short", "1-2", 20000, 1, 32, 4e-3, minutes=3)
-"""From whole problems alone a model of this size learns their form, and not to work them out."""
-WHOLE = Phase("whole", "4-5", 12000, 1, 16, 3e-3, minutes=5)
+GROUPS = (Group("one", "1", 10000), Group("few", "2-3", 10000), Group("whole", "4-5", 10000))
+"""Of problems of one size alone a model of this size learns places, and not to look a part up."""
 NORMAL = Sizes(
-    "tiny-1m", (SHORT, WHOLE), replace(WHOLE, epochs=2, minutes=10), ("0.5",),
+    "tiny-1m", GROUPS, Lesson(2), Lesson(1), epoch_minutes=8, shares=("0.5",),
     valid=40, test=100, a_stage=50, more=900, costly=60, sets=15,
 )  # fmt: skip
 FULL = Sizes(
-    "tiny-1m", (SHORT, WHOLE), replace(WHOLE, epochs=6, minutes=30), ("0.125", "0.25", "0.5"),
+    "tiny-1m", GROUPS, Lesson(2), Lesson(2), epoch_minutes=8, shares=("0.125", "0.25", "0.5"),
     valid=100, test=300, a_stage=100, more=1700, costly=100, sets=15, answer_minutes=40,
 )  # fmt: skip
-FEW = Phase("whole", "4-5", 16, 1, 8, 3e-3, minutes=0)
 QUICK = Sizes(
-    "tiny-1m", (Phase("short", "1-2", 16, 1, 8, 4e-3, minutes=0), FEW), FEW, ("0.5",),
+    "tiny-1m", tuple(replace(group, num=16) for group in GROUPS), Lesson(1), Lesson(1),
+    epoch_minutes=0, shares=("0.5",),
     valid=1, test=1, a_stage=1, more=1, costly=1, sets=1, answer_minutes=1,
 )  # fmt: skip
 
@@ -95,41 +101,34 @@ def stages_of(sizes: Sizes) -> list[Stage]:
 def _data(sizes: Sizes) -> Stage:
     command = (
         "python", "prepare.py",
-        *(part for phase in sizes.base for part in ("--phase", phase.text)),
+        *(part for group in sizes.groups for part in ("--group", group.text)),
         "--shape", sizes.shape, "--seed", str(sizes.seed), "--out", "data",
     )  # fmt: skip
-    return Stage("data", max(1, sum(phase.num for phase in sizes.base) // 12000), (command,))
+    return Stage("data", max(1, sum(group.num for group in sizes.groups) // 12000), (command,))
 
 
 def _base(sizes: Sizes) -> Stage:
-    commands, model = [], "data/start"
-    for phase, out in zip(sizes.base, BASE_RUNS, strict=True):
-        commands.append(_learn(sizes, ARMS[REFERENCE], phase, model=model, out=out))
-        model = f"{out}/model"
-    minutes = round(sum(phase.minutes for phase in sizes.base))
-    first, _ = BASE_RUNS
-    kept = ("model", *FILES, *(f"{first.partition('/')[2]}/{name}" for name in FILES))
-    return Stage(BASE, max(1, minutes), tuple(commands), kept)
+    return _learn(sizes, ARMS[REFERENCE], sizes.base, model="data/start", out=BASE)
 
 
 def _train(sizes: Sizes, run: str, times: float) -> Stage:
     """`times`: as many epochs."""
-    arm, own = ARMS[arm_of(run)], sizes.own
-    phase = replace(own, epochs=own.epochs * times, minutes=own.minutes * times)
-    command = _learn(sizes, arm, phase, model=f"{BASE}/model", out=run)
-    minutes = round(phase.minutes * arm.cost)
-    return Stage(run, max(1, minutes), (command,), ("model", *FILES))
+    lesson = replace(sizes.own, epochs=sizes.own.epochs * times)
+    return _learn(sizes, ARMS[arm_of(run)], lesson, model=f"{BASE}/model", out=run)
 
 
-def _learn(sizes: Sizes, arm: Arm, phase: Phase, *, model: str, out: str) -> Command:
-    return (
+def _learn(sizes: Sizes, arm: Arm, lesson: Lesson, *, model: str, out: str) -> Stage:
+    command = (
         "stretto", "train", "sft", "--model", model,
-        "--data", f"data/{phase.name}-{arm.rows}.jsonl", *arm.options,
-        "--full", "--dtype", "float32", "--schedule", "cosine", "--lr", str(phase.lr),
-        "--batch", str(phase.batch), "--epochs", f"{phase.epochs:g}",
-        "--seed", str(sizes.seed), "--pack-tokens", "4096", "--checkpoint-every", "100",
+        *(part for g in sizes.groups for part in ("--data", f"data/{g.name}-{arm.rows}.jsonl")),
+        *arm.options,
+        "--full", "--dtype", "float32", "--schedule", "cosine", "--lr", str(lesson.lr),
+        "--batch", str(lesson.batch), "--epochs", f"{lesson.epochs:g}",
+        "--seed", str(sizes.seed), "--pack-tokens", "4096", "--checkpoint-every", "500",
         "--out", out,
     )  # fmt: skip
+    minutes = round(sizes.epoch_minutes * lesson.epochs * arm.cost)
+    return Stage(out, max(1, minutes), (command,), ("model", *FILES))
 
 
 def _answers(sizes: Sizes) -> list[Stage]:

@@ -1,7 +1,7 @@
 """Budgets at which each method holds as much as TIP does: the same mean of live generated tokens.
 
-    python benchmarks/tip/budgets.py --model DENSE --held answers/tip.jsonl --tasks program,tree \\
-        --sizes 20-28 --num 63 --split valid --out budgets/budgets.json
+    python benchmarks/tip/budgets.py --model DENSE --held budgets-0/tip-kv-0.jsonl \\
+        --tasks program,tree --sizes 20-28 --num 63 --split valid --out budgets-0/budgets.json
 
 The mean that is to be met is that of the rows of `--held`, one a task and sizes, so these must be
 answers to problems of the validation split too. A method's budget is the smallest one with which
@@ -116,14 +116,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--held", type=Path, action="append", required=True)
+    parser.add_argument("--held", type=Path, required=True)
     parser.add_argument("--tasks", required=True)
     parser.add_argument("--sizes", default="20-28")
     parser.add_argument("--num", type=int, default=63)
     parser.add_argument("--split", default="valid")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    rows = read_solved(given.held)
+    rows = read_solved([given.held])
     cells = problems_of(given.tasks.split(","), given.sizes.split(","), given.num, given.split)
     found: list[dict[str, Any]] = []
     for rule in EVICTING:
@@ -135,7 +135,7 @@ def main() -> int:
             held = [row for row in rows if row.problem in names]
             if len({row.problem for row in held}) < len(names):
                 raise InvalidInput(
-                    f"{given.held[0]} has answers to {len({r.problem for r in held})} of "
+                    f"{given.held} has answers to {len({r.problem for r in held})} of "
                     f"{len(names)} {task} problems of sizes {sizes}; answer those first"
                 )
             for pin in (False,) if rule in UNPINNED else (False, True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-SFT_TOKENS_PER_S = 14_000
+SFT_TOKENS_PER_S = 10_000
 """About what two cores learn from, of a model of a million parameters."""
 
 
@@ -116,14 +116,19 @@ def _base(share: float = 1.0) -> tuple[Group, ...]:
         _group("small", "3-12", tree=40000, chain=15000, recall=20000),
         _group("short", "6-12", program=50000, dag=30000),
     )
-    return tuple(replace(g, counts=tuple((t, int(n * share)) for t, n in g.counts)) for g in groups)
+    return tuple(_scaled(group, share) for group in groups)
 
 
-def _own(**more: int) -> tuple[Group, ...]:
-    """Short problems first of all: of long ones alone, what to let go of is not learnt."""
-    counts = {"program": 7000, "tree": 7000, "chain": 2400, **more}
+def _own(share: float = 1.0, **more: int) -> tuple[Group, ...]:
+    """Short problems too: of long ones alone, what to let go of is not learnt."""
+    counts = {"program": 7000, "tree": 7000, "chain": 2000, **more}
     ends = {"few": "6-12", "some": "12-20", "whole": "22-30"}
-    return tuple(_group(name, sizes, **counts) for name, sizes in ends.items())
+    groups = (_group(name, sizes, **counts) for name, sizes in ends.items())
+    return tuple(_scaled(group, share) for group in groups)
+
+
+def _scaled(group: Group, share: float) -> Group:
+    return replace(group, counts=tuple((task, int(n * share)) for task, n in group.counts))
 
 
 NORMAL = Sizes(
@@ -131,8 +136,8 @@ NORMAL = Sizes(
     tasks=("program", "tree", "chain"),
     sizes="22-30",
     longer="34-42",
-    base=Lesson(_base(), 8, 1e-3),
-    own=Lesson(_own(), 8, 1e-3),
+    base=Lesson(_base(0.6), 8, 1e-3),
+    own=Lesson(_own(0.6), 8, 1e-3),
     registers=8,
     slack=0,
     in_turn=5,

@@ -44,30 +44,36 @@ def model_of(sizes: Sizes, arm: str, seed: int) -> str:
 
 
 def stages_of(sizes: Sizes) -> list[Stage]:
-    """All stages, in an order in which each finds what it reads. Those of the first seed come
-    first, up to what is chosen by it: whether the problems are learnt at all is seen early."""
-    seeds, own = sizes.seeds, arms(sizes)
+    """All stages, in an order in which each finds what it reads: seed after seed, so that no other
+    seed needs a model of one, and the first up to what is chosen by it before all else: whether the
+    problems are learnt at all is seen early."""
+    first, *others = sizes.seeds
     supervised = ("dense-sft", "tip-sft")
     return [
         _data(sizes),
         _base(sizes),
-        *(_sft(sizes, arm, seeds[0]) for arm in supervised),
+        *(_sft(sizes, arm, first) for arm in supervised),
         _gate(sizes, supervised),
-        _grpo(sizes, "tip-grpo", seeds[0]),
+        _grpo(sizes, "tip-grpo", first),
         *(_weighted(sizes, weight) for weight in sizes.grpo.weights),
         *_choose(sizes),
-        _grpo(sizes, "dense-grpo", seeds[0]),
-        *(_sft(sizes, arm, seed) for seed in seeds[1:] for arm in supervised),
-        *(_grpo(sizes, arm, s) for s in seeds[1:] for arm in (KV, "tip-grpo", "dense-grpo")),
-        *_budgets(sizes),
-        *(_sft(sizes, "in-turn-sft", seed) for seed in own["in-turn-sft"]),
-        *(_grpo(sizes, "in-turn-grpo", seed) for seed in own["in-turn-grpo"]),
-        *(_sft(sizes, "random-sft", seed) for seed in own["random-sft"]),
-        *(_answers(sizes, arm) for arm in own),
-        _matrix(sizes),
-        *_policies(sizes),
+        *_seed(sizes, first, there=(*supervised, "tip-grpo", KV)),
         *_speed(sizes),
+        *(stage for seed in others for stage in _seed(sizes, seed)),
         _report(sizes),
+    ]
+
+
+def _seed(sizes: Sizes, seed: int, there: Sequence[str] = ()) -> list[Stage]:
+    """What a seed is trained for and answers, but the arms that are `there`."""
+    own = [arm for arm, seeds in arms(sizes).items() if seed in seeds]
+    missing = [arm for arm in own if arm not in there]
+    return [
+        *((_sft if arm in SFT else _grpo)(sizes, arm, seed) for arm in missing),
+        _answers(sizes, own, seed),
+        *([_matrix(sizes, seed)] if sizes.is_full or seed == sizes.seeds[0] else []),
+        _budgets(sizes, seed),
+        *_policies(sizes, seed),
     ]
 
 
@@ -202,24 +208,18 @@ def _choose(sizes: Sizes) -> list[Stage]:
     ]
 
 
-def _budgets(sizes: Sizes) -> list[Stage]:
-    """Budgets of the baselines: where they hold what TIP with the chosen weight holds, over its
-    seeds."""
-    folder = "valid-held"
-    names = {seed: f"{KV}-{seed}" for seed in sizes.seeds}
-    answers = tuple(
-        _valid(sizes, model_of(sizes, KV, seed), f"{folder}/{name}") for seed, name in names.items()
-    )
+def _budgets(sizes: Sizes, seed: int) -> Stage:
+    """Budgets of the baselines: where they hold what TIP with the chosen weight holds."""
+    folder, held = f"budgets-{seed}", f"{KV}-{seed}"
+    answers = _valid(sizes, model_of(sizes, KV, seed), f"{folder}/{held}")
     budgets = (
-        "python", "budgets.py", "--model", model_of(sizes, "dense-grpo", sizes.seeds[0]),
-        *(part for name in names.values() for part in ("--held", f"{folder}/{name}.jsonl")),
-        "--tasks", ",".join(sizes.tasks), "--sizes", sizes.sizes,
-        "--num", str(sizes.valid), "--split", "valid", "--out", "budgets/budgets.json",
+        "python", "budgets.py", "--model", model_of(sizes, "dense-grpo", seed),
+        "--held", f"{folder}/{held}.jsonl", "--tasks", ",".join(sizes.tasks),
+        "--sizes", sizes.sizes, "--num", str(sizes.valid), "--split", "valid",
+        "--out", f"{folder}/budgets.json",
     )  # fmt: skip
-    return [
-        Stage(folder, _minutes(sizes, 1), answers, _files(names.values())),
-        Stage("budgets", _minutes(sizes, 14), (budgets,), ("budgets.json",)),
-    ]
+    kept = ("budgets.json", *_files([held]))
+    return Stage(folder, _minutes(sizes, 14), (answers, budgets), kept)
 
 
 def _valid(sizes: Sizes, model: str, out: str) -> Command:
@@ -239,42 +239,42 @@ CACHES = (
 """Models with another cache than they were trained with; the first seed unless all are asked."""
 
 
-def _answers(sizes: Sizes, arm: str) -> Stage:
-    """Answers to test problems, as long as trained on and longer."""
-    folder = f"answers-{arm}"
-    names = {seed: f"{arm}-{seed}" for seed in arms(sizes)[arm]}
+def _answers(sizes: Sizes, own: Sequence[str], seed: int) -> Stage:
+    """Answers of a seed's arms to test problems, as long as trained on and longer."""
+    folder = f"answers-{seed}"
     commands = tuple(
         _asked(
-            sizes, model_of(sizes, arm, seed), f"{folder}/{name}", lengths=lengths, number=number
+            sizes, model_of(sizes, arm, seed), f"{folder}/{arm}-{seed}", lengths=lengths, number=n
         )
-        for seed, name in names.items()
-        for lengths, number in ((sizes.sizes, sizes.test), (sizes.longer, sizes.longer_test))
+        for arm in own
+        for lengths, n in ((sizes.sizes, sizes.test), (sizes.longer, sizes.longer_test))
     )
-    return Stage(folder, _minutes(sizes, 0.7 * len(names)), commands, _files(names.values()))
+    kept = _files(f"{arm}-{seed}" for arm in own)
+    return Stage(folder, _minutes(sizes, 0.7 * len(own)), commands, kept)
 
 
-def _matrix(sizes: Sizes) -> Stage:
-    seeds = sizes.seeds if sizes.is_full else sizes.seeds[:1]
+def _matrix(sizes: Sizes, seed: int) -> Stage:
+    folder = f"caches-{seed}"
     commands = tuple(
         _asked(
-            sizes, model_of(sizes, arm, seed), f"caches/{arm}-{seed}", way=way, number=sizes.caches
+            sizes, model_of(sizes, arm, seed), f"{folder}/{arm}-{seed}", way=w, number=sizes.caches
         )
-        for arm, way in CACHES
-        for seed in seeds
+        for arm, w in CACHES
     )
-    names = dict.fromkeys(f"{arm}-{seed}" for arm, _ in CACHES for seed in seeds)
-    return Stage("caches", _minutes(sizes, 6), commands, _files(names))
+    kept = _files(dict.fromkeys(f"{arm}-{seed}" for arm, _ in CACHES))
+    return Stage(folder, _minutes(sizes, 6), commands, kept)
 
 
-def _policies(sizes: Sizes) -> list[Stage]:
-    """The baselines on the dense model, a stage a seed."""
-    models = ("dense-sft", "dense-grpo") if sizes.is_full else ("dense-grpo",)
+def _policies(sizes: Sizes, seed: int) -> list[Stage]:
+    """The baselines on the dense model."""
     stages = []
-    for name, arm, seed in [(f"{a}-{s}", a, s) for a in models for s in sizes.seeds]:
-        folder = f"policies-{name}"
-        command = _asked(sizes, model_of(sizes, arm, seed), f"{folder}/{name}", way="budgets")
-        command = (*command, "--budgets", "budgets/budgets.json")
-        stages.append(Stage(folder, _minutes(sizes, 7), (command,), _files([name])))
+    for arm in ("dense-sft", "dense-grpo") if sizes.is_full else ("dense-grpo",):
+        name = f"{arm}-{seed}"
+        command = _asked(
+            sizes, model_of(sizes, arm, seed), f"policies-{name}/{name}", way="budgets"
+        )
+        command = (*command, "--budgets", f"budgets-{seed}/budgets.json")
+        stages.append(Stage(f"policies-{name}", _minutes(sizes, 7), (command,), _files([name])))
     return stages
 
 
