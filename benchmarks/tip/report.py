@@ -2,7 +2,7 @@
 
     python benchmarks/tip/report.py --sizes 20-28 --longer 32-40 --out report
 
-Reads `answers-*`, `policies-*`, `caches`, what speed was measured and runs of training in the
+Reads `answers-*`, `policies-*`, `caches-*`, what speed was measured and runs of training in the
 folder it is run in, and says in `claims.json` of each thing that was to be shown whether it is so;
 in `figures.json` is what nothing was claimed of. Definitions: docs/tip-experiment.md.
 """
@@ -159,7 +159,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     root = Path()
-    folders = [sorted(root.glob(f"{name}*")) for name in ("answers-", "policies-", "caches")]
+    folders = [sorted(root.glob(f"{name}*")) for name in ("answers-", "policies-", "caches-")]
     own, baselines, caches = (read_arms(found) for found in folders)
     times = read_by_arm([path for found in folders for path in found], Timed)
     sizes = {text: parse_sizes(text) for text in (given.sizes, given.longer)}

@@ -30,10 +30,11 @@ ONE_SEED = ("random-sft",)
 
 
 def arms(sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """All arms with a model of their own, and their training seeds."""
+    """All arms with a model of their own, and their training seeds. Each comes after what it goes
+    on from."""
     few = sizes.seeds if sizes.is_full else sizes.seeds[:1]
-    names = (*SFT, *GRPO, KV)
-    return {name: few if name in ONE_SEED else sizes.seeds for name in names}
+    names = ("dense-sft", "dense-grpo", "tip-sft", "tip-grpo", KV, "in-turn-sft", "in-turn-grpo")
+    return dict.fromkeys(names, sizes.seeds) | dict.fromkeys(ONE_SEED, few)
 
 
 def model_of(sizes: Sizes, arm: str, seed: int) -> str:
@@ -44,20 +45,23 @@ def model_of(sizes: Sizes, arm: str, seed: int) -> str:
 
 
 def stages_of(sizes: Sizes) -> list[Stage]:
-    """All stages, in an order in which each finds what it reads: seed after seed, so that no other
-    seed needs a model of one, and the first up to what is chosen by it before all else: whether the
-    problems are learnt at all is seen early."""
+    """All stages, in an order in which each finds what it reads. Whether the problems are learnt at
+    all is seen first; then what the first seed has to choose; then one seed after the other. A
+    model is asked as soon as it is trained: what comes later needs few of those before."""
     first, *others = sizes.seeds
     supervised = ("dense-sft", "tip-sft")
+    there = (*supervised, "tip-grpo", KV)
     return [
         _data(sizes),
         _base(sizes),
-        *(_sft(sizes, arm, first) for arm in supervised),
+        *(_trained(sizes, arm, first) for arm in supervised),
         _gate(sizes, supervised),
-        _grpo(sizes, "tip-grpo", first),
+        *(stage for arm in supervised for stage in _asked_of(sizes, arm, first)),
+        _trained(sizes, "tip-grpo", first),
         *(_weighted(sizes, weight) for weight in sizes.grpo.weights),
         *_choose(sizes),
-        *_seed(sizes, first, there=(*supervised, "tip-grpo", KV)),
+        *(stage for arm in ("tip-grpo", KV) for stage in _asked_of(sizes, arm, first)),
+        *_seed(sizes, first, there),
         *_speed(sizes),
         *(stage for seed in others for stage in _seed(sizes, seed)),
         _report(sizes),
@@ -65,13 +69,14 @@ def stages_of(sizes: Sizes) -> list[Stage]:
 
 
 def _seed(sizes: Sizes, seed: int, there: Sequence[str] = ()) -> list[Stage]:
-    """What a seed is trained for and answers, but the arms that are `there`."""
-    own = [arm for arm, seeds in arms(sizes).items() if seed in seeds]
-    missing = [arm for arm in own if arm not in there]
+    """All of a seed, but for the arms that are `there`."""
+    own = [arm for arm, seeds in arms(sizes).items() if seed in seeds and arm not in there]
     return [
-        *((_sft if arm in SFT else _grpo)(sizes, arm, seed) for arm in missing),
-        _answers(sizes, own, seed),
-        *([_matrix(sizes, seed)] if sizes.is_full or seed == sizes.seeds[0] else []),
+        *(
+            stage
+            for arm in own
+            for stage in (_trained(sizes, arm, seed), *_asked_of(sizes, arm, seed))
+        ),
         _budgets(sizes, seed),
         *_policies(sizes, seed),
     ]
@@ -103,6 +108,10 @@ def _base(sizes: Sizes) -> Stage:
     command = _learn(sizes.base, "data/start", rows, sizes.seeds[0], ("--baseline",), out=BASE)
     minutes = max(1, round(sizes.base.minutes(has_registers=False)))
     return Stage(BASE, minutes, (command,), (*RUN_FILES, "model"))
+
+
+def _trained(sizes: Sizes, arm: str, seed: int) -> Stage:
+    return (_sft if arm in SFT else _grpo)(sizes, arm, seed)
 
 
 def _sft(sizes: Sizes, arm: str, seed: int) -> Stage:
@@ -228,41 +237,32 @@ def _valid(sizes: Sizes, model: str, out: str) -> Command:
 
 # -- what is reported ------------------------------------------------------------------------------
 
-CACHES = (
-    ("tip-sft", "remembering"),
-    ("tip-kv", "remembering"),
-    ("dense-sft", "oracle"),
-    ("dense-grpo", "oracle"),
-    ("tip-sft", "restart"),
-    ("tip-kv", "restart"),
-)
-"""Models with another cache than they were trained with; the first seed unless all are asked."""
+CACHES = {
+    "dense-sft": ("oracle",),
+    "dense-grpo": ("oracle",),
+    "tip-sft": ("remembering", "restart"),
+    "tip-kv": ("remembering", "restart"),
+}
+"""Other caches than models were trained with; the first seed's unless all are asked."""
 
 
-def _answers(sizes: Sizes, own: Sequence[str], seed: int) -> Stage:
-    """Answers of a seed's arms to test problems, as long as trained on and longer."""
-    folder = f"answers-{seed}"
+def _asked_of(sizes: Sizes, arm: str, seed: int) -> list[Stage]:
+    """Answers of a model to test problems, as long as trained on and longer, and as many as are
+    asked for with other caches."""
+    name, model = f"{arm}-{seed}", model_of(sizes, arm, seed)
+    kept = _files([name])
     commands = tuple(
-        _asked(
-            sizes, model_of(sizes, arm, seed), f"{folder}/{arm}-{seed}", lengths=lengths, number=n
-        )
-        for arm in own
-        for lengths, n in ((sizes.sizes, sizes.test), (sizes.longer, sizes.longer_test))
+        _asked(sizes, model, f"answers-{name}/{name}", lengths=lengths, number=number)
+        for lengths, number in ((sizes.sizes, sizes.test), (sizes.longer, sizes.longer_test))
     )
-    kept = _files(f"{arm}-{seed}" for arm in own)
-    return Stage(folder, _minutes(sizes, 0.7 * len(own)), commands, kept)
-
-
-def _matrix(sizes: Sizes, seed: int) -> Stage:
-    folder = f"caches-{seed}"
-    commands = tuple(
-        _asked(
-            sizes, model_of(sizes, arm, seed), f"{folder}/{arm}-{seed}", way=w, number=sizes.caches
+    stages = [Stage(f"answers-{name}", _minutes(sizes, 0.7), commands, kept)]
+    if arm in CACHES and (sizes.is_full or seed == sizes.seeds[0]):
+        out = f"caches-{name}/{name}"
+        others = tuple(
+            _asked(sizes, model, out, way=way, number=sizes.caches) for way in CACHES[arm]
         )
-        for arm, w in CACHES
-    )
-    kept = _files(dict.fromkeys(f"{arm}-{seed}" for arm, _ in CACHES))
-    return Stage(folder, _minutes(sizes, 6), commands, kept)
+        stages.append(Stage(f"caches-{name}", _minutes(sizes, 1.5), others, kept))
+    return stages
 
 
 def _policies(sizes: Sizes, seed: int) -> list[Stage]:
