@@ -79,11 +79,13 @@ QUICK = Sizes(
 
 
 def stages_of(sizes: Sizes) -> list[Stage]:
-    """All stages, in an order in which each finds what it reads."""
+    """All stages, in an order in which each finds what it reads. Whether plans are learnt at all is
+    seen first."""
+    order = dict.fromkeys((REFERENCE, "sparse", *ARMS))
     return [
         _data(sizes),
         _base(sizes),
-        *(_train(sizes, name, arm.epochs) for name, arm in ARMS.items()),
+        *(_train(sizes, name, ARMS[name].epochs) for name in order),
         *(
             _train(sizes, f"{name}-{share}", float(share))
             for share in sizes.shares
