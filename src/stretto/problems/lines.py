@@ -1,7 +1,9 @@
 """Problems of lines: each names a sum or difference of earlier values, modulo 5.
 
-A line is `c=a+b` in the prompt and `c=a+b:3` in the solution. Constants (digits) stand in the lines
-themselves. Every operation is one-to-one in each value that it reads, and operations are redrawn
+The prompt begins with what is asked for and goes on from the last line to the first: `?c;a+b=c;…`.
+The solution has them in the order in which they can be worked out, `a1+b2=c3`, and ends with `?c3`.
+So a line's names are known, when they are read, to be read for the last time or not: what is read
+later stands before. Constants (digits) stand in the lines themselves. Every operation is one-to-one in each value that it reads, and operations are redrawn
 until no value cancels on its way to the answer (`lasting`), so a wrong one does not heal: it makes
 the answer wrong, but where several wrong ones happen to make up for each other.
 """
@@ -67,19 +69,15 @@ class Sketch:
         facts = [f"{own}{value}" for own, value in zip(names, values, strict=True)]
         texts = [f"{text}{v}" for text, v in zip(self._written(names, facts), values, strict=True)]
         read = [line.reads for line in self.lines] + [(self.asked,)]
-        holders = _holders(read)
-        used: list[list[str]] = [[] for _ in self.lines]
-        for lines, found in zip(read, holders, strict=True):
-            for line, holder in zip(lines, found, strict=True):
-                used[holder].append(facts[line])
+        used = set().union(*read)
         steps = [
-            Step(text, _graph(k, holders[k]), "".join(dict.fromkeys(used[k])))
+            Step(text, _graph(k, read[k]), facts[k] if k in used else "")
             for k, text in enumerate(texts)
         ]
         last = len(self.lines)
-        steps.append(Step(f"?{facts[self.asked]}", _graph(last, holders[last])))
-        asked = "".join(f"{line};" for line in self._written(names, names))
-        prompt = f"{asked}?{names[self.asked]}"
+        steps.append(Step(f"?{facts[self.asked]}", _graph(last, read[last])))
+        lines = reversed(self._written(names, names))
+        prompt = f"?{names[self.asked]};" + "".join(f"{line};" for line in lines)
         return Problem(name, task, last, prompt, tuple(steps), str(values[self.asked]))
 
     def _written(self, names: Sequence[str], operands: Sequence[str]) -> list[str]:
@@ -94,20 +92,9 @@ class Sketch:
         ]
 
 
-def _holders(read: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Of each step, for each line that it reads, the latest step that has its value: the line's own
-    or one that read it since."""
-    latest: dict[int, int] = {}
-    found = []
-    for k, lines in enumerate(read):
-        found.append([latest[line] for line in lines])
-        latest |= dict.fromkeys(lines, k) | {k: k}
-    return found
-
-
-def _graph(step: int, holders: Sequence[int]) -> tuple[int, ...]:
-    """What a step reads: those that hold its values, and the one before it."""
-    return tuple(sorted({*holders, *([step - 1] if step else [])}))
+def _graph(step: int, lines: Sequence[int]) -> tuple[int, ...]:
+    """What a step reads: the lines that its values are of, and the one before it."""
+    return tuple(sorted({*lines, *([step - 1] if step else [])}))
 
 
 def _operands(line: Line) -> tuple[Operand, Operand]:
@@ -176,4 +163,4 @@ def _redrawn(rng: random.Random, line: Line) -> Line:
 
 def is_right(problem: Problem, text: str) -> bool:
     """Whether a text ends with the value asked for, and says that it is what was asked for."""
-    return text.endswith(f"{problem.prompt[-2:]}{problem.answer}")
+    return text.endswith(f"{problem.prompt[:2]}{problem.answer}")
