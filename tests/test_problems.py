@@ -31,13 +31,13 @@ from stretto.problems import (
     problem,
     problems,
 )
-from stretto.problems.base import NAMES, Step
+from stretto.problems.base import DIGITS, NAMES, Step
 from stretto.problems.countdown import search
 
 LINES = ("program", "tree", "chain", "dag")
-CHAIN = ("chain-4-train-0-0", "1-4=l;l-4=F;F+2=b;b+3=i;?i", "1-4=l2l2-4=F3F3+2=b0b0+3=i3?i3")
-TREE = ("4-2=P;2+4=e;3-1=t;e-t=A;P-A=u;?u", "4-2=P22+4=e13-1=t2e1-t2=A4P2-A4=u3?u3")
-COUNTDOWN = ("z01i01n18J03?42", "g=z+i:02o=n+J:21h=g+o:23H=o-g:19d=g*o:42?d")
+CHAIN = ("chain-4-train-0-0", "?g;D-4=g;v-2=D;c+3=v;1+1=c;", "1+1=c2c2+3=v0v0-2=D3D3-4=g4?g4")
+TREE = ("?H;w+q=H;1-4=q;e+C=w;4+4=C;4-1=e;", "4-1=e34+4=C3e3+C3=w11-4=q2w1+q2=H3?H3")
+COUNTDOWN = ("z10A14y01m02?72", "r=z+A:24p=y+m:03k=r+p:27n=r-p:21b=r*p:72?b")
 LINE = re.compile(r"([a-zA-Z]\d|\d)([+-])([a-zA-Z]\d|\d)=(.)(\d)")
 
 
@@ -45,10 +45,15 @@ def some(task, count=13, sizes=TRAIN_SIZES, split="train"):
     return list(problems(task, sizes, count, split=split))
 
 
+def _lines(one: Problem) -> list[tuple[str, str, str, str]]:
+    """In the order in which they can be worked out."""
+    return re.findall(r"(.)([+-])(.)=(.)", one.prompt)[::-1]
+
+
 def worked_out(one: Problem) -> dict[str, int]:
     """The values of a problem's lines, from its prompt alone."""
     values: dict[str, int] = {}
-    for left, operator, right, name in re.findall(r"(.)([+-])(.)=(.)", one.prompt):
+    for left, operator, right, name in _lines(one):
         a, b = (int(x) if x.isdigit() else values[x] for x in (left, right))
         values[name] = (a + b if operator == "+" else a - b) % 5
     return values
@@ -98,29 +103,40 @@ def test_training_sizes_fit_in_360_tokens(task):
 
 @pytest.mark.parametrize("task", LINES)
 def test_lines_say_whom_they_read_and_what_it_is(task):
-    """They read of the latest step that has it: the value's own, or one that read it since."""
     for one in some(task):
         values = worked_out(one)
-        latest: dict[str, int] = {}
-        read_of: dict[int, list[str]] = {k: [] for k in range(one.size)}
+        own: dict[str, int] = {}
+        is_read = {one.prompt[1]}
         for k, step in enumerate(one.steps[:-1]):
             left, _, right, name, value = LINE.fullmatch(step.text).groups()
             assert int(value) == values[name]
             read = [x[0] for x in (left, right) if not x.isdigit()]
             assert all(int(x[1:]) == values[x[0]] for x in (left, right) if not x.isdigit())
-            assert set(step.reads) == {latest[x] for x in read} | ({k - 1} if k else set())
-            for x in read:
-                read_of[latest[x]].append(x)
-            latest |= dict.fromkeys((*read, name), k)
-        asked = one.prompt[-1]
-        read_of[latest[asked]].append(asked)
+            assert set(step.reads) == {own[x] for x in read} | ({k - 1} if k else set())
+            is_read |= set(read)
+            own[name] = k
+        asked = one.prompt[1]
         assert one.steps[-1] == Step(
-            f"?{asked}{values[asked]}", tuple(sorted({latest[asked], one.size - 1}))
+            f"?{asked}{values[asked]}", tuple(sorted({own[asked], one.size - 1}))
         )
-        for k, step in enumerate(one.steps[:-1]):
-            facts = re.findall(r"(.)(\d)", step.fact)
-            assert [x for x, _ in facts] == sorted(set(read_of[k]), key=read_of[k].index)
-            assert all(int(value) == values[x] for x, value in facts)
+        for step in one.steps[:-1]:
+            assert step.fact == (step.text[-2:] if step.text[-2] in is_read else "")
+
+
+@pytest.mark.parametrize("task", LINES)
+def test_the_prompt_goes_from_the_last_line_to_the_first(task):
+    """So what is read later stands before."""
+    for one in some(task):
+        assert one.prompt[0] + one.prompt[2] == "?;"
+        before = {one.prompt[1]}
+        for k, (left, operator, right, name) in enumerate(_lines(one)[::-1]):
+            step = one.steps[one.size - 1 - k]
+            later = {x for s in one.steps[one.size - k :] for x in re.findall("[a-zA-Z]", s.text)}
+            names = {left, right} - set(DIGITS)
+            assert names & later == names & before
+            shown = [x + "." if x.isalpha() else x for x in (left, operator, right, "=", name)]
+            assert re.fullmatch("".join(map(re.escape, shown)).replace(r"\.", r"\d"), step.text)
+            before |= names
 
 
 @pytest.mark.parametrize("task", LINES)
@@ -135,16 +151,16 @@ def test_a_wrong_value_that_is_read_spoils_the_answer(task):
 def _spoiled(one: Problem, wrong: int) -> str:
     """The answer if a step's value were one more."""
     values: dict[str, int] = {}
-    for k, (left, operator, right, name) in enumerate(re.findall(r"(.)([+-])(.)=(.)", one.prompt)):
+    for k, (left, operator, right, name) in enumerate(_lines(one)):
         a, b = (int(x) if x.isdigit() else values[x] for x in (left, right))
         result = a + b if operator == "+" else a - b
         values[name] = (result + (k == wrong)) % 5
-    return str(values[one.prompt[-1]])
+    return str(values[one.prompt[1]])
 
 
 def _leading_to_the_answer(one: Problem) -> set[int]:
     names = [s.text[-2] for s in one.steps[:-1]]
-    reached = {names.index(one.prompt[-1])}
+    reached = {names.index(one.prompt[1])}
     for k in range(one.size - 1, -1, -1):
         if k in reached:
             reached |= {names.index(x) for x in one.steps[k].text[:-2] if x in names}

@@ -3,9 +3,10 @@
 The prompt begins with what is asked for and goes on from the last line to the first: `?c;a+b=c;…`.
 The solution has them in the order in which they can be worked out, `a1+b2=c3`, and ends with `?c3`.
 So a line's names are known, when they are read, to be read for the last time or not: what is read
-later stands before. Constants (digits) stand in the lines themselves. Every operation is one-to-one in each value that it reads, and operations are redrawn
-until no value cancels on its way to the answer (`lasting`), so a wrong one does not heal: it makes
-the answer wrong, but where several wrong ones happen to make up for each other.
+later stands before. Constants (digits) stand in the lines themselves. Every operation is one-to-one
+in each value that it reads, and operations are redrawn until no value cancels on its way to the
+answer (`lasting`), so a wrong one does not heal: it makes the answer wrong, but where several wrong
+ones happen to make up for each other.
 """
 
 from __future__ import annotations
