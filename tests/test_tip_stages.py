@@ -117,7 +117,7 @@ def made_by(command: tuple[str, ...]) -> set[str]:
 
 def test_the_first_seed_is_looked_at_before_the_others_are_trained(stages: Any) -> None:
     found = [stage.name for stage in stages.stages_of(stages.NORMAL)]
-    assert found[:5] == ["data", "base", "dense-sft-0", "tip-sft-0", "valid-sft"]
+    assert found[:5] == ["data", "base", "tip-sft-0", "dense-sft-0", "valid-sft"]
     assert found.index("choose") < min(i for i, n in enumerate(found) if n.endswith(("-1", "-2")))
     assert found.index("valid-sft") < min(i for i, n in enumerate(found) if n.startswith("answers"))
     assert stages.NORMAL.gate >= 50

@@ -49,7 +49,7 @@ def stages_of(sizes: Sizes) -> list[Stage]:
     all is seen first; then what the first seed has to choose; then one seed after the other. A
     model is asked as soon as it is trained: what comes later needs few of those before."""
     first, *others = sizes.seeds
-    supervised = ("dense-sft", "tip-sft")
+    supervised = ("tip-sft", "dense-sft")
     there = (*supervised, "tip-grpo", KV)
     return [
         _data(sizes),
