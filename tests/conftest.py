@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 import subprocess
+from collections.abc import Generator
 from functools import cache
 from typing import Any
 
@@ -120,3 +121,16 @@ def cpu_seconds(command: list[str]) -> float:
 @pytest.fixture(params=["llama", "qwen2", "qwen3"])
 def any_tiny_model(request: pytest.FixtureRequest) -> Any:
     return tiny_model(request.param)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """What needs the CPU kernels is skipped on a CPU that cannot run them."""
+    from stretto.kernels.library import KernelsUnavailable
+
+    try:
+        return (yield)
+    except KernelsUnavailable as error:
+        if "this CPU has no" not in str(error):
+            raise
+        pytest.skip(str(error))
