@@ -62,7 +62,7 @@ class Sizes:
 
 
 GROUPS = (Group("one", "1", 10000), Group("few", "2-3", 10000), Group("whole", "4-5", 10000))
-"""Of problems of one size alone a model of this size learns places, and not to look a part up."""
+"""Of several sizes, so that no part always stands in the same place."""
 NORMAL = Sizes(
     "tiny-1m", GROUPS, Lesson(2), Lesson(1), epoch_minutes=8, shares=("0.5",),
     valid=40, test=100, a_stage=50, more=900, costly=60, sets=15,
