@@ -159,7 +159,11 @@ def test_the_script_tells_unknown_verbs_and_models():
 
 
 def test_help_is_quick():
-    assert min(cpu_seconds([STRETTO, "--help"]) for _ in range(5)) < 0.3
+    """Under 0.3 s; on a slow machine, under three times what it takes to import the libraries
+    that parse and draw it."""
+    libraries = [sys.executable, "-c", "import pydantic, typer.main, typer.rich_utils"]
+    limit = max(0.3, 3 * min(cpu_seconds(libraries) for _ in range(3)))
+    assert min(cpu_seconds([STRETTO, "--help"]) for _ in range(5)) < limit
     done = subprocess.run([STRETTO, "--help"], capture_output=True, check=True)
     for verb in (b"run", b"trace", b"model", b"bench", b"doctor"):
         assert verb in done.stdout
