@@ -1,12 +1,11 @@
 """Problems of lines: each names a sum or difference of earlier values, modulo 5.
 
-The prompt begins with what is asked for and goes on from the last line to the first: `?c;a+b=c;…`.
-The solution has them in the order in which they can be worked out, `a1+b2=c3`, and ends with `?c3`.
-So a line's names are known, when they are read, to be read for the last time or not: what is read
-later stands before. Constants (digits) stand in the lines themselves. Every operation is one-to-one
-in each value that it reads, and operations are redrawn until no value cancels on its way to the
-answer (`lasting`), so a wrong one does not heal: it makes the answer wrong, but where several wrong
-ones happen to make up for each other.
+The prompt has the lines in the order in which they can be worked out, `a+b=c;`, and ends with what
+is asked for, `?c`. The solution follows it, `a1+b2=c3`, and ends with `?c3`. Constants (digits)
+stand in the lines themselves. Every operation is one-to-one in each value that it reads, and
+operations are redrawn until no value cancels on its way to the answer (`lasting`), so a wrong one
+does not heal: it makes the answer wrong, but where several wrong ones happen to make up for each
+other.
 """
 
 from __future__ import annotations
@@ -77,8 +76,8 @@ class Sketch:
         ]
         last = len(self.lines)
         steps.append(Step(f"?{facts[self.asked]}", _graph(last, read[last])))
-        lines = reversed(self._written(names, names))
-        prompt = f"?{names[self.asked]};" + "".join(f"{line};" for line in lines)
+        lines = "".join(f"{line};" for line in self._written(names, names))
+        prompt = f"{lines}?{names[self.asked]}"
         return Problem(name, task, last, prompt, tuple(steps), str(values[self.asked]))
 
     def _written(self, names: Sequence[str], operands: Sequence[str]) -> list[str]:
@@ -119,6 +118,11 @@ def unary_line(rng: random.Random, line: int) -> Line:
     return Line(Ref(line), rng.choice("+-"), rng.randint(1, MODULUS - 1))
 
 
+def reversed_line(rng: random.Random, line: int) -> Line:
+    """A constant changed by an earlier value."""
+    return Line(rng.randint(1, MODULUS - 1), rng.choice("+-"), Ref(line))
+
+
 def binary_line(rng: random.Random, left: int, right: int) -> Line:
     """The sum or difference of two different earlier values."""
     return Line(Ref(left), rng.choice("+-"), Ref(right))
@@ -154,14 +158,10 @@ def lasting(rng: random.Random, sketch: Sketch) -> Sketch:
 
 
 def _redrawn(rng: random.Random, line: Line) -> Line:
-    match line.reads:
-        case (left, right):
-            return binary_line(rng, left, right)
-        case (left,):
-            return unary_line(rng, left)
-    return line
+    """With another operator, where two values meet: elsewhere it makes no value cancel."""
+    return binary_line(rng, *line.reads) if len(line.reads) == 2 else line
 
 
 def is_right(problem: Problem, text: str) -> bool:
     """Whether a text ends with the value asked for, and says that it is what was asked for."""
-    return text.endswith(f"{problem.prompt[:2]}{problem.answer}")
+    return text.endswith(f"{problem.prompt[-2:]}{problem.answer}")
