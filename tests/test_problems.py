@@ -35,9 +35,9 @@ from stretto.problems.base import DIGITS, NAMES, Step
 from stretto.problems.countdown import search
 
 LINES = ("program", "tree", "chain", "dag")
-CHAIN = ("chain-4-train-0-0", "?g;D-4=g;v-2=D;c+3=v;1+1=c;", "1+1=c2c2+3=v0v0-2=D3D3-4=g4?g4")
-TREE = ("?H;w+q=H;1-4=q;e+C=w;4+4=C;4-1=e;", "4-1=e34+4=C3e3+C3=w11-4=q2w1+q2=H3?H3")
-COUNTDOWN = ("z10A14y01m02?72", "r=z+A:24p=y+m:03k=r+p:27n=r-p:21b=r*p:72?b")
+CHAIN = ("chain-4-train-0-0", "2-4=L;L+2=A;A-3=n;n+2=q;?q", "2-4=L3L3+2=A0A0-3=n2n2+2=q4?q4")
+TREE = ("1-3=j;3-3=t;4+3=k;t-k=H;j-H=b;?b", "1-3=j33-3=t04+3=k2t0-k2=H3j3-H3=b0?b0")
+COUNTDOWN = ("e04n03f02a11?91", "O=e+n:07C=f+a:13L=O+C:20J=C-O:06p=O*C:91?p")
 LINE = re.compile(r"([a-zA-Z]\d|\d)([+-])([a-zA-Z]\d|\d)=(.)(\d)")
 
 
@@ -46,8 +46,7 @@ def some(task, count=13, sizes=TRAIN_SIZES, split="train"):
 
 
 def _lines(one: Problem) -> list[tuple[str, str, str, str]]:
-    """In the order in which they can be worked out."""
-    return re.findall(r"(.)([+-])(.)=(.)", one.prompt)[::-1]
+    return re.findall(r"(.)([+-])(.)=(.);", one.prompt)
 
 
 def worked_out(one: Problem) -> dict[str, int]:
@@ -106,7 +105,7 @@ def test_lines_say_whom_they_read_and_what_it_is(task):
     for one in some(task):
         values = worked_out(one)
         own: dict[str, int] = {}
-        is_read = {one.prompt[1]}
+        is_read = {one.prompt[-1]}
         for k, step in enumerate(one.steps[:-1]):
             left, _, right, name, value = LINE.fullmatch(step.text).groups()
             assert int(value) == values[name]
@@ -115,7 +114,7 @@ def test_lines_say_whom_they_read_and_what_it_is(task):
             assert set(step.reads) == {own[x] for x in read} | ({k - 1} if k else set())
             is_read |= set(read)
             own[name] = k
-        asked = one.prompt[1]
+        asked = one.prompt[-1]
         assert one.steps[-1] == Step(
             f"?{asked}{values[asked]}", tuple(sorted({own[asked], one.size - 1}))
         )
@@ -124,19 +123,30 @@ def test_lines_say_whom_they_read_and_what_it_is(task):
 
 
 @pytest.mark.parametrize("task", LINES)
-def test_the_prompt_goes_from_the_last_line_to_the_first(task):
-    """So what is read later stands before."""
+def test_the_solution_follows_the_prompt(task):
+    """Line by line, each name that is read with its value."""
     for one in some(task):
-        assert one.prompt[0] + one.prompt[2] == "?;"
-        before = {one.prompt[1]}
-        for k, (left, operator, right, name) in enumerate(_lines(one)[::-1]):
-            step = one.steps[one.size - 1 - k]
-            later = {x for s in one.steps[one.size - k :] for x in re.findall("[a-zA-Z]", s.text)}
-            names = {left, right} - set(DIGITS)
-            assert names & later == names & before
-            shown = [x + "." if x.isalpha() else x for x in (left, operator, right, "=", name)]
-            assert re.fullmatch("".join(map(re.escape, shown)).replace(r"\.", r"\d"), step.text)
-            before |= names
+        *lines, asked = one.prompt.split(";")
+        for line, step in zip(lines, one.steps[:-1], strict=True):
+            assert re.sub(r"([a-zA-Z])\d", r"\1", step.text) == line
+        assert one.steps[-1].text[:-1] == asked
+
+
+@pytest.mark.parametrize("sizes", [TRAIN_SIZES, LONGER_SIZES])
+@pytest.mark.parametrize("task", ["program", "tree", "chain"])
+def test_who_reads_a_value_can_tell_whether_it_is_for_the_last_time(task, sizes):
+    """From the line it reads and the one it stands in: all that is left of an operator, all in
+    trees, and on the right what was made with the constant on the left."""
+    for one in some(task, 26, sizes):
+        lines = _lines(one)
+        made = {name: left.isdigit() and right.isalpha() for left, _, right, name in lines}
+        for k, (left, _, right, _) in enumerate(lines):
+            later = {x for line in lines[k + 1 :] for x in (line[0], line[2])}
+            is_last = k == len(lines) - 1
+            if left.isalpha():
+                assert left not in later
+            if right.isalpha() and left.isalpha():
+                assert (right not in later) == (task == "tree" or made[right] or is_last)
 
 
 @pytest.mark.parametrize("task", LINES)
@@ -155,12 +165,12 @@ def _spoiled(one: Problem, wrong: int) -> str:
         a, b = (int(x) if x.isdigit() else values[x] for x in (left, right))
         result = a + b if operator == "+" else a - b
         values[name] = (result + (k == wrong)) % 5
-    return str(values[one.prompt[1]])
+    return str(values[one.prompt[-1]])
 
 
 def _leading_to_the_answer(one: Problem) -> set[int]:
     names = [s.text[-2] for s in one.steps[:-1]]
-    reached = {names.index(one.prompt[1])}
+    reached = {names.index(one.prompt[-1])}
     for k in range(one.size - 1, -1, -1):
         if k in reached:
             reached |= {names.index(x) for x in one.steps[k].text[:-2] if x in names}
