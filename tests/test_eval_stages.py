@@ -14,6 +14,7 @@ import typer
 
 from stretto import cli
 from stretto.bench.stages import Folders, Stage, work_through
+from stretto.errors import UnknownName
 
 PASTA = Path(__file__).resolve().parents[1] / "benchmarks" / "pasta"
 
@@ -190,6 +191,23 @@ def test_a_stage_that_was_kept_of_other_commands_is_told(
     assert told[1] == f"done, by other commands; delete {kept} to run it anew"
 
 
+def test_only_some_stages_are_run_and_finished_ones_put_back(tmp_path: Path) -> None:
+    script = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[1])"
+    (tmp_path / "write.py").write_text(script)
+    names = ("one", "two", "three")
+    stages = [
+        Stage(n, 1, (("python", "write.py", f"{n}/{n}.txt"),), keeps=(f"{n}.txt",)) for n in names
+    ]
+    folders = Folders(tmp_path / "work", tmp_path / "results")
+    assert work_through(stages, folders, tmp_path, only=["one"]) == 0
+    fresh = replace(folders, work=tmp_path / "elsewhere")
+    assert work_through(stages, fresh, tmp_path, only=["three"]) == 0
+    assert {p.name for p in fresh.work.rglob("*.txt")} == {"one.txt", "three.txt"}
+    assert [fresh.is_done(stage) for stage in stages] == [True, False, True]
+    with pytest.raises(UnknownName, match="unknown stage 'four'"):
+        work_through(stages, folders, tmp_path, only=["four"])
+
+
 def test_the_command_lists_stages_and_tells_what_it_cannot_do(
     tmp_path: Path, pasta: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -212,4 +230,6 @@ def test_the_command_lists_stages_and_tells_what_it_cannot_do(
     code, out, err = asked("--list", "--quick", "--until", "distill")
     assert (code, len(out.splitlines())) == (0, 2)
     assert "2/" in err
+    code, out, err = asked("--list", "--quick", "--only", "distill")
+    assert (code, len(out.splitlines()), err.count("/")) == (0, 1, 1)
     assert (tmp_path / "work" / "quick" / "data").resolve() == tmp_path / "data"

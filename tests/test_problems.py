@@ -31,7 +31,7 @@ from stretto.problems import (
     problem,
     problems,
 )
-from stretto.problems.base import DIGITS, NAMES, Step
+from stretto.problems.base import NAMES, Step
 from stretto.problems.countdown import search
 
 LINES = ("program", "tree", "chain", "dag")

@@ -37,7 +37,8 @@ def told(main: Callable[[], int]) -> int:
 
 
 def parser_of(description: str | None, results: Path) -> argparse.ArgumentParser:
-    """Options `work`, `results`, `until`, `list`, `quick`, `full`; an experiment may add its own.
+    """Options `work`, `results`, `until`, `only`, `list`, `quick`, `full`; an experiment may add
+    its own.
 
     `description`: the module's own words. `results`: where results go if nothing is asked for.
     """
@@ -47,6 +48,10 @@ def parser_of(description: str | None, results: Path) -> argparse.ArgumentParser
     parser.add_argument("--work", type=Path, required=True, help="folder for everything private")
     parser.add_argument("--results", type=Path, help=f"what is kept [default: {results.name}/]")
     parser.add_argument("--until", metavar="STAGE", help="end after this stage")
+    parser.add_argument(
+        "--only", metavar="STAGE", action="append", default=[],
+        help="run this stage alone, where what it reads is there; may be given several times",
+    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="print the stages and their commands")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="all stages in under ten minutes")
@@ -81,7 +86,9 @@ def carry_out(
     the exit status. An unknown stage is told in one line."""
     folders = Folders(work, results.resolve())
     try:
-        return work_through(stages, folders, scripts, until=asked.until, only_list=asked.list)
+        return work_through(
+            stages, folders, scripts, until=asked.until, only=asked.only, only_list=asked.list
+        )
     except UnknownName as error:
         print(error)
         return 2

@@ -109,23 +109,30 @@ def work_through(
     scripts: Path,
     *,
     until: str | None = None,
+    only: Sequence[str] = (),
     only_list: bool = False,
 ) -> int:
     """Runs stages in order, or prints their commands; the exit status.
 
     `scripts`: the folder of the experiment's own scripts. Ends after stage `until`, and at the
-    first command that fails. Raises `UnknownName` for an `until` that there is not.
+    first command that fails. With `only`, no others are run, so that several processes can share
+    the work; what finished ones kept is put back all the same. Raises `UnknownName` for a stage
+    that there is not.
     """
     names = [stage.name for stage in stages]
-    if until is not None and until not in names:
-        raise UnknownName("stage", until, names)
+    for name in (*only, *([] if until is None else [until])):
+        if name not in names:
+            raise UnknownName("stage", name, names)
     for number, stage in enumerate(stages, start=1):
+        is_passed_over = bool(only) and stage.name not in only
+        if is_passed_over and not folders.is_done(stage):
+            continue
         state = _state(stage, folders)
         print(f"{number}/{len(stages)} {stage.name}: {state}", file=sys.stderr, flush=True)
         if only_list:
             for command in stage.commands:
                 print(shlex.join(command))
-        elif stage.keeps and folders.is_done(stage):
+        elif is_passed_over or (stage.keeps and folders.is_done(stage)):
             folders.restore(stage)
         elif code := run(stage, folders, scripts):
             print(f"stage {stage.name} failed with {code}; the same command goes on there")
