@@ -44,4 +44,4 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build src/stretto/kernels/_cpu.so
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build src/stretto/kernels/_*.so

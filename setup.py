@@ -25,7 +25,8 @@ class BuildKernels(build_ext):
     """Compiles by the recipe that first use follows, too."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        return str(Path(*fullname.split(".")[:-1], recipe["LIBRARY"]))
+        *folders, name = fullname.split(".")
+        return str(Path(*folders, recipe["library_name"](name)))
 
     def build_extension(self, ext: Extension) -> None:
         library = Path(self.get_ext_fullpath(ext.name))
@@ -36,7 +37,8 @@ class BuildKernels(build_ext):
         log = scratch.resolve() / "compile.log"
         try:
             compiler = recipe["compilers"]()[0]
-            recipe["compile_library"](compiler, scratch.resolve() / library.name, log)
+            instructions = ext.name.rpartition(".")[2]
+            recipe["compile_library"](compiler, instructions, scratch.resolve() / library.name, log)
         except recipe["CompileFailed"] as error:
             raise CompileError(f"the CPU kernels are left out: {error}") from error
         (scratch / library.name).replace(library)
@@ -56,7 +58,10 @@ def kernels() -> list[Extension]:
     sources = sorted(str(path.relative_to(ROOT)) for path in recipe["SOURCES"].glob("*.[ch]*"))
     main = f"{FOLDER}/csrc/api.cpp"
     headers = [path for path in sources if path != main]
-    return [Extension("stretto.kernels._cpu", [main], depends=headers, optional=True)]
+    return [
+        Extension(f"stretto.kernels.{name}", [main], depends=headers, optional=True)
+        for name in recipe["INSTRUCTIONS"]
+    ]
 
 
 setup(ext_modules=kernels(), cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel})

@@ -118,6 +118,27 @@ def cpu_seconds(command: list[str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def instruction_sets() -> list[str]:
+    """Those by which this CPU can run weights of some kind."""
+    from stretto.kernels.library import NEEDED, cpu_features
+
+    kinds = {name: of["float32"] for name, of in NEEDED.items()}
+    return [name for name, needed in kinds.items() if cpu_features().issuperset(needed)]
+
+
+@pytest.fixture(scope="module", params=instruction_sets() or ["none"])
+def instructions(request: pytest.FixtureRequest) -> Generator[str]:
+    """Every instruction set of the CPU kernels that this CPU has, in turn."""
+    from stretto.kernels import library
+
+    library.handle.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "avx2":
+            patch.setenv(library.WITHOUT, "avx512f")
+        yield request.param
+    library.handle.cache_clear()
+
+
 @pytest.fixture(params=["llama", "qwen2", "qwen3"])
 def any_tiny_model(request: pytest.FixtureRequest) -> Any:
     return tiny_model(request.param)

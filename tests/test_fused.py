@@ -31,7 +31,7 @@ from stretto.runtime.memory import RequestMemory
 from stretto.runtime.pool import SlotList
 from stretto.runtime.views import Cursor, ListCursor, Run, View
 
-pytestmark = kernels_for("float32")
+pytestmark = [kernels_for("float32"), pytest.mark.usefixtures("instructions")]
 KINDS = ["llama", "qwen2", "qwen3"]
 NUM_SLOTS = 512
 TOLERANCE = 1e-4
@@ -45,8 +45,7 @@ def model_of(kind: str = "llama", **changes: Any) -> Any:
 def engine_of(
     kind: str = "llama", weights: str = "float32", num_slots: int = NUM_SLOTS
 ) -> FusedEngine:
-    if weights not in fused.library.load().weights:
-        pytest.skip(f"this CPU has no instructions for {weights}")
+    kernels_for(weights, skip=True)
     return FusedEngine(model_of(kind), num_slots, weights=weights)
 
 
@@ -265,8 +264,9 @@ def test_int8_stays_near_float32() -> None:
 
 def test_int8_without_bfloat16_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention has two forms, which round queries differently; both hold to each other."""
-    kernels_for("int8", skip=True)
-    kernels_for("bfloat16", skip=True)
+    kernels = fused.library.load("int8")
+    if kernels.instructions != "avx512" or "bfloat16" not in kernels.weights:
+        pytest.skip("int8 weights run without bfloat16 instructions here")
     rows = [(i % 90, i, i, list(range(i + 1))) for i in range(60)]
     both = Lists(rows).run(engine_of(weights="int8"))
     monkeypatch.setenv("STRETTO_CPU_WITHOUT", "avx512_bf16")

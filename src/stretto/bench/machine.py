@@ -138,16 +138,24 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _kernels() -> dict[str, str | None]:
-    """Hash of the kernels' sources; where their library is from, None where there is none."""
+def _kernels() -> dict[str, dict[str, Any]]:
+    """By instruction set, of each kernels' library that weights run by here: which weights, the
+    hash of its sources and flags, and where it is from."""
     from stretto.kernels import library
     from stretto.kernels.recipe import source_hash
 
     try:
-        origin: str | None = library.load().origin
+        found = library.load_all()
     except library.KernelsUnavailable:
-        origin = None
-    return {"source": source_hash(), "origin": origin}
+        return {}
+    return {
+        k.instructions: {
+            "weights": list(k.weights),
+            "source": source_hash(k.instructions),
+            "origin": k.origin,
+        }
+        for k in found
+    }
 
 
 def _revision(root: Path = ROOT) -> str | None:

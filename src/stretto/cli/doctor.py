@@ -178,23 +178,30 @@ def _kernels(machine: Machine) -> Iterator[Check]:
         return
     try:
         with shown_on_stderr() as report:
-            kernels = library.load(report)
+            found = library.load_all(report)
     except library.KernelsUnavailable as error:
-        value: dict[str, Any] = {"weights": [], "origin": None, "path": None}
-        yield Check("kernels", "note", f"not used: {error.reason}", value, error.way_out)
+        nothing: dict[str, Any] = {"weights": [], "libraries": []}
+        yield Check("kernels", "note", f"not used: {error.reason}", nothing, error.way_out)
         return
     except UnknownName as error:
         yield Check("kernels", "problem", str(error), None, "correct the variable, or unset it")
         return
-    value = {"weights": kernels.weights, "origin": kernels.origin, "path": str(kernels.path)}
+    libraries = [
+        {"instructions": k.instructions, "origin": k.origin, "path": str(k.path)} for k in found
+    ]
+    value = {"weights": library.supported_weights(), "libraries": libraries}
     try:
-        check_kernels(kernels.weights)
+        check_kernels(library.supported_weights())
     except ValueError as error:
         remedy = f"set {library.SWITCH}=off and report it"
         yield Check("kernels", "problem", str(error), value, remedy)
         return
     origin = {"package": "built with the package", "cache": "compiled on first use"}
-    words = [f"{', '.join(kernels.weights)} weights", f"{origin[kernels.origin]}: {kernels.path}"]
+    words = [
+        f"{', '.join(k.weights)} weights by {library.NAMES[k.instructions]}, "
+        f"{origin[k.origin]}: {k.path}"
+        for k in found
+    ]
     words += [f"no {kind}: no {', '.join(names)}" for kind, names in library.lacking().items()]
     yield Check("kernels", "ok", "; ".join(words), value)
 

@@ -38,7 +38,7 @@ def make_engine(
     if name == AUTO:
         name = _automatic(model, weights, owned, may_fuse=not extras)
     if name in ("fused", "packed"):
-        _prepare_kernels()
+        _prepare_kernels(weights)
         return _on_kernels(name, model, num_slots, weights, owned)
     _check_plain(name, model, weights)
     if name == "flex":
@@ -73,7 +73,7 @@ def _without_int8(error: KernelsUnavailable) -> KernelsUnavailable:
     return type(error)(error.reason, "use dtype 'bfloat16'")
 
 
-def _prepare_kernels() -> None:
+def _prepare_kernels(weights: str) -> None:
     """Compiles the kernels if they are not built, and says so, also if that fails. Whoever needs
     them is refused later."""
     from stretto.kernels import library
@@ -82,7 +82,7 @@ def _prepare_kernels() -> None:
 
     with shown_on_stderr() as report, suppress(library.KernelsUnavailable):
         try:
-            library.load(report)
+            library.load(weights, report)
         except library.KernelsUnavailable as error:
             if isinstance(error.__cause__, CompileFailed):
                 report(f"{error.reason}; engine 'hf' is used, which is slower", 0, 0)
@@ -92,8 +92,7 @@ def _prepare_kernels() -> None:
 def _automatic(model: Any, weights: str, owned: bool, *, may_fuse: bool) -> str:
     """The engine that `auto` is. Kernels are compiled only where one of them is to use them."""
     from stretto.engines.fused_layout import check_supported
-    from stretto.kernels.library import KernelsUnavailable
-    from stretto.kernels.linear import check_weights
+    from stretto.kernels.library import KernelsUnavailable, load
 
     if model.device.type != "cpu":
         return "hf"
@@ -103,9 +102,9 @@ def _automatic(model: Any, weights: str, owned: bool, *, may_fuse: bool) -> str:
         name = "fused" if may_fuse else name
     if name == "hf" and weights == "float32":
         return name
-    _prepare_kernels()
+    _prepare_kernels(weights)
     try:
-        check_weights(weights)
+        load(weights)
     except KernelsUnavailable as error:
         if weights == "int8":
             raise _without_int8(error) from error

@@ -22,7 +22,6 @@ from stretto.engines.hf import DAMAGED
 from stretto.engines.pool_cache import head_dim, pool_too_large
 from stretto.errors import InvalidInput, ModelUnavailable, Unsupported
 from stretto.kernels import library
-from stretto.kernels.linear import check_weights
 from stretto.kernels.memory import zeros
 from stretto.params import check_int
 from stretto.runtime.views import ListCursor, Run
@@ -49,13 +48,12 @@ class FusedEngine:
         check_supported(model)
         own = str(model.dtype).removeprefix("torch.")
         self.weights = own if weights is None else weights
-        check_weights(self.weights)
+        self._kernels = library.load(self.weights).library
         self.dtype = self.weights
         self.num_slots = num_slots
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
         self._num_embeddings = model.get_input_embeddings().weight.shape[0]
         self.max_positions = config.max_position_embeddings
-        self._kernels = library.load().library
         self._heads = CHeads(
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,

@@ -146,8 +146,9 @@ class Layout:
         )
 
     def _kind(self) -> int:
-        has_bfloat16 = "bfloat16" in library.load().weights
-        return INT8_ON_BFLOAT16 if self.weights == "int8" and has_bfloat16 else KINDS[self.weights]
+        beside_bfloat16 = "bfloat16" in library.load(self.weights).weights
+        is_int8 = self.weights == "int8"
+        return INT8_ON_BFLOAT16 if is_int8 and beside_bfloat16 else KINDS[self.weights]
 
     def _layer(self, layer: Any, keys: int, values: int) -> CLayer:
         attention, mlp = layer.self_attn, layer.mlp

@@ -16,19 +16,21 @@ NEEDED_BYTES = 32_000_000
 """Disk that compiling occupies at its peak, assembly and object file included; then under 1 MB."""
 
 
-def library_path() -> Path:
+def library_path(instructions: str) -> Path:
     """Where the library lies, or would lie, that is compiled from the sources as they are."""
-    return cache_root() / "kernels" / source_hash() / "stretto_cpu.so"
+    return cache_root() / "kernels" / source_hash(instructions) / f"stretto_{instructions}.so"
 
 
-def compiled(loads: Callable[[Path], str | None], report: Report | None = None) -> Path:
+def compiled(
+    instructions: str, loads: Callable[[Path], str | None], report: Report | None = None
+) -> Path:
     """The library in the cache; compiled there if it is missing or does not load.
 
     `loads(path)` tries to load a library and returns None, or why it cannot be. However many
     processes ask, one compiles and the others wait; a killed one leaves nothing half-made.
     Raises `CompileFailed`: there is no compiler, none succeeds, or the cache cannot be written.
     """
-    path = library_path()
+    path = library_path(instructions)
     report = silent if report is None else report
 
     def is_good() -> bool:
@@ -36,7 +38,7 @@ def compiled(loads: Callable[[Path], str | None], report: Report | None = None) 
 
     def build(folder: Path) -> None:
         report("compiling the CPU kernels, once", 0, 0)
-        _compile(folder / path.name, loads, path.parent.with_suffix(".log"))
+        _compile(instructions, folder / path.name, loads, path.parent.with_suffix(".log"))
         report("compiling the CPU kernels, once", 1, 1)
 
     if not is_good():
@@ -50,13 +52,15 @@ def compiled(loads: Callable[[Path], str | None], report: Report | None = None) 
     return path
 
 
-def _compile(library: Path, loads: Callable[[Path], str | None], kept_log: Path) -> None:
+def _compile(
+    instructions: str, library: Path, loads: Callable[[Path], str | None], kept_log: Path
+) -> None:
     """By the first compiler whose library loads. The log stays only if there is none."""
     log = library.with_suffix(".log")
     reasons = []
     for compiler in compilers():
         try:
-            compile_library(compiler, library, log)
+            compile_library(compiler, instructions, library, log)
         except CompileFailed as error:
             reasons.append(str(error))
         else:

@@ -35,7 +35,7 @@ def multiply(x: Tensor, layer: Packed) -> Tensor:
         raise ValueError("the weights are not what `Packed.pack` makes")
     if x.shape[-1] != layer.in_features or layer.padded_inputs != padded(x.shape[-1]):
         raise ValueError(f"rows of {x.shape[-1]} inputs, the layer takes {layer.in_features}")
-    kernels = library.handle()
+    kernels = library.handle(layer.weights)
     rows = x.resolve_neg().reshape(-1, x.shape[-1]).contiguous()
     num_rows, threads = rows.shape[0], torch.get_num_threads()
     y = x.new_empty(num_rows, layer.out_features)
@@ -97,7 +97,7 @@ def pack_model(model: Any, weights: str = "bfloat16") -> Any:
             f"the model is {model.dtype} on {model.device}; the CPU kernels take a model in "
             "float32 or bfloat16 on the CPU"
         )
-    check_weights(weights)
+    library.load(weights)
     arena = Arena()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -108,19 +108,3 @@ def pack_model(model: Any, weights: str = "bfloat16") -> Any:
                     )
                 setattr(module, name, PackedLinear(child, weights, arena))
     return model
-
-
-def check_weights(weights: str) -> None:
-    """Raises `KernelsUnavailable` unless the kernels can run weights of this kind here."""
-    if weights not in library.NEEDED:
-        raise library.KernelsUnavailable(
-            f"the CPU kernels have no {weights} weights, they have {', '.join(library.NEEDED)}",
-            library.WAY_OUT,
-        )
-    kernels = library.load()
-    if weights not in kernels.weights:
-        lacking = [f for f in library.NEEDED[weights] if f not in library.cpu_features()]
-        raise library.KernelsUnavailable(
-            f"{weights} weights need {', '.join(lacking)}, which this CPU lacks{library.by_name()}",
-            f"use weights that it can run ({', '.join(kernels.weights)}), or engine 'hf'",
-        )

@@ -15,14 +15,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
-LIBRARY = "_cpu.so"
-"""Name of the library that the package's build puts beside this file."""
-COMPILE_FLAGS = (
-    "-O3", "-std=c++17", "-fPIC", "-fopenmp", "-w",
-    "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mfma",
-)  # fmt: skip
+COMPILE_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-w")
 """Linked without -fopenmp: the OpenMP that torch has loaded already must be the one in use.
 -w: the vector headers of some compilers warn on every line."""
+INSTRUCTIONS = {
+    "avx512": (
+        "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni",
+        "-mfma",
+    ),
+    "avx2": ("-mavx2", "-mfma"),
+}  # fmt: skip
+"""Instruction sets, of each of which there is a library, and the flags that select them."""
 COMPILE_TIMEOUT_S = 600.0
 CORRECT_CXX = "correct or unset CXX"
 
@@ -40,9 +43,18 @@ def is_for(platform: str) -> bool:
     return platform == "linux-x86_64"
 
 
-def source_hash() -> str:
+def library_name(instructions: str) -> str:
+    """Of the library that the package's build puts beside this file."""
+    return f"_{instructions}.so"
+
+
+def flags_for(instructions: str) -> tuple[str, ...]:
+    return (*COMPILE_FLAGS, *INSTRUCTIONS[instructions])
+
+
+def source_hash(instructions: str) -> str:
     """Of the C++ sources and the flags they are compiled with."""
-    digest = hashlib.sha256(" ".join(COMPILE_FLAGS).encode())
+    digest = hashlib.sha256(" ".join(flags_for(instructions)).encode())
     for path in sorted(SOURCES.glob("*.[ch]*")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -71,7 +83,11 @@ def compilers() -> list[list[str]]:
 
 
 def compile_library(
-    compiler: list[str], library: Path, log: Path, timeout_s: float = COMPILE_TIMEOUT_S
+    compiler: list[str],
+    instructions: str,
+    library: Path,
+    log: Path,
+    timeout_s: float = COMPILE_TIMEOUT_S,
 ) -> None:
     """Compiles the kernels to `library`; intermediate files lie in its folder and are removed.
 
@@ -79,11 +95,15 @@ def compile_library(
     """
     object_file = library.with_suffix(".o")
     name = shlex.join(compiler)
-    define = f'-DSTRETTO_SOURCE="{source_hash()}"'
+    defines = (
+        f'-DSTRETTO_SOURCE="{source_hash(instructions)}"',
+        f'-DSTRETTO_VECTORS="{instructions}.h"',
+    )
+    compile_it = [*compiler, *flags_for(instructions), *defines]
     source = str(SOURCES / "api.cpp")
     try:
         for command in (
-            [*compiler, *COMPILE_FLAGS, define, "-c", source, "-o", str(object_file)],
+            [*compile_it, "-c", source, "-o", str(object_file)],
             [*compiler, "-shared", str(object_file), "-o", str(library)],
         ):
             try:

@@ -71,46 +71,45 @@ void run_linear(const Linear& w, const T* x, int64_t rows, T* y, char* scratch, 
       load_row(x + r * w.in, w.in, row);
       in.put(r, row, w.in);
     });
-    multiply<K>(worker, w, in, rows, [&](int64_t r, int64_t block, __m512 lo, __m512 hi) {
+    multiply<K>(worker, w, in, rows, [&](int64_t r, int64_t block, Floats lo, Floats hi) {
       if constexpr (sizeof(T) == 4) {
         store_block(reinterpret_cast<float*>(y) + r * w.out, block, w.out, lo, hi);
       } else {
         const int64_t at = block * kBlock;
         bf16* to = reinterpret_cast<bf16*>(y) + r * w.out + at;
-        _mm256_mask_storeu_epi16(to, first_lanes(w.out - at), to_bf16(lo));
-        _mm256_mask_storeu_epi16(to + kLanes, first_lanes(w.out - at - kLanes), to_bf16(hi));
+        store_halves(to, first_lanes(w.out - at), to_bf16(lo));
+        store_halves(to + kLanes, first_lanes(w.out - at - kLanes), to_bf16(hi));
       }
     });
   });
 }
 
 float peak(const float* row, int64_t n, int64_t* place) {
-  const __m512 lowest = _mm512_set1_ps(-INFINITY);
-  __m512 top = lowest;
-  __mmask16 unordered = 0;
+  const Floats lowest = set1(-INFINITY);
+  Floats top = lowest;
+  uint16_t nan = 0;
   for (int64_t i = 0; i < n; i += kLanes) {
-    const __m512 v = _mm512_mask_loadu_ps(lowest, first_lanes(n - i), row + i);
-    unordered |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-    top = _mm512_max_ps(top, v);
+    const Floats v = load_floats(lowest, first_lanes(n - i), row + i);
+    nan |= unordered(v);
+    top = max(top, v);
   }
-  const float largest = _mm512_reduce_max_ps(top);
-  if (unordered != 0 || !std::isfinite(largest)) return NAN;
+  const float largest = largest_of(top);
+  if (nan != 0 || !std::isfinite(largest)) return NAN;
   int64_t at = 0;
-  while (_mm512_cmpeq_ps_mask(_mm512_mask_loadu_ps(lowest, first_lanes(n - at), row + at),
-                              _mm512_set1_ps(largest)) == 0) {
+  while (equal(load_floats(lowest, first_lanes(n - at), row + at),
+                              set1(largest)) == 0) {
     at += kLanes;
   }
   *place = std::find(row + at, row + n, largest) - row;
-  __m512 sum[4] = {};
+  Floats sum[4] = {};
   for (int64_t i = 0; i < n; i += 4 * kLanes) {
     for (int k = 0; k < 4; ++k) {
-      const __mmask16 m = first_lanes(n - i - k * kLanes);
-      const __m512 v = _mm512_mask_loadu_ps(lowest, m, row + i + k * kLanes);
-      sum[k] = _mm512_add_ps(sum[k], exp(_mm512_sub_ps(v, _mm512_set1_ps(largest))));
+      const Lanes m = first_lanes(n - i - k * kLanes);
+      const Floats v = load_floats(lowest, m, row + i + k * kLanes);
+      sum[k] = sum[k] + exp(v - set1(largest));
     }
   }
-  return _mm512_reduce_add_ps(
-      _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
+  return total_of((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
 }  // namespace
@@ -134,7 +133,7 @@ int64_t stretto_pass_bytes(const Model* m, int64_t rows, int64_t longest, int32_
     case kInt8:
       return Buffers<Int8>(*m, rows, longest, threads, nullptr).bytes;
     default:
-      return Buffers<Int8OnBfloat16>(*m, rows, longest, threads, nullptr).bytes;
+      return Buffers<Int8Beside>(*m, rows, longest, threads, nullptr).bytes;
   }
 }
 
@@ -148,7 +147,7 @@ void stretto_pass(const Model* m, const Pass* pass, int32_t only_linear_layers) 
     case kInt8:
       return run_pass<Int8>(*m, *pass, only_linear_layers);
     default:
-      return run_pass<Int8OnBfloat16>(*m, *pass, only_linear_layers);
+      return run_pass<Int8Beside>(*m, *pass, only_linear_layers);
   }
 }
 

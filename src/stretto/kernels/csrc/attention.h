@@ -55,9 +55,9 @@ struct Group {
 };
 
 // The slots of a list's block from entry `at` on; after the list's end its last one again.
-inline __m512i block_of(const View& view, int64_t at) {
-  const __m512i last = _mm512_set1_epi32(view.slots[view.length - 1]);
-  return _mm512_mask_loadu_epi32(last, first_lanes(view.length - at), view.slots + at);
+inline Words block_of(const View& view, int64_t at) {
+  const Words last = set1_word(view.slots[view.length - 1]);
+  return load_words(last, first_lanes(view.length - at), view.slots + at);
 }
 
 // The rows' blocks of the chunk that begins at entry `first`: neighbours with the same slots
@@ -65,7 +65,7 @@ inline __m512i block_of(const View& view, int64_t at) {
 inline int64_t group_rows(const View* views, int64_t rows, int64_t first, Group* groups) {
   int64_t num = 0, open = 0;  // groups from `open` on may reach the block before
   for (int64_t b = 0; b < kChunk; b += kSlots) {
-    __m512i shared = _mm512_setzero_si512();
+    Words shared = no_words();
     uint32_t together = 0;
     const int64_t num_before = num;
     const auto close = [&] {
@@ -80,8 +80,8 @@ inline int64_t group_rows(const View* views, int64_t rows, int64_t first, Group*
     };
     for (int64_t r = 0; r < rows; ++r) {
       if (views[r].length <= first + b) continue;
-      const __m512i own = block_of(views[r], first + b);
-      if (together != 0 && _mm512_cmpneq_epi32_mask(own, shared) != 0) {
+      const Words own = block_of(views[r], first + b);
+      if (together != 0 && unequal(own, shared) != 0) {
         close();
         together = 0;
       }
@@ -177,7 +177,7 @@ struct ChunkOfHead {
   void for_blocks(const Group& g, Gather gather) const {  // gather(place in the group, slots)
     for (int64_t b = g.first; b < g.last; b += kSlots) {
       alignas(64) int32_t slots[kSlots];
-      _mm512_store_si512(slots, block_of(views[__builtin_ctz(g.rows)], first + b));
+      store_words(slots, block_of(views[__builtin_ctz(g.rows)], first + b));
       gather(b - g.first, slots);
     }
   }
@@ -205,21 +205,21 @@ struct ChunkOfHead {
     const int64_t n = count(r);
     float* s = scores(r, q);
     Weight* weights = reinterpret_cast<Weight*>(s);  // no weight lies beyond its score
-    __m512 top = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
+    Floats top = set1(-INFINITY), total = no_floats();
     for (int64_t i = 0; i < n; i += kLanes) {
-      top = _mm512_mask_max_ps(top, first_lanes(n - i), top, _mm512_loadu_ps(s + i));
+      top = max(top, first_lanes(n - i), load_floats(s + i));
     }
-    const float most = _mm512_reduce_max_ps(top);
-    const __m512 nothing = _mm512_set1_ps(-1000.0f);  // whose exponential is 0
+    const float most = largest_of(top);
+    const Floats nothing = set1(-1000.0f);  // whose exponential is 0
     for (int64_t i = 0; i < n; i += kLanes) {
-      const __m512 score = _mm512_sub_ps(_mm512_loadu_ps(s + i), _mm512_set1_ps(most));
-      store_exp(weights + i, _mm512_mask_mov_ps(nothing, first_lanes(n - i), score));
-      total = _mm512_add_ps(total, load_floats(weights + i));
+      const Floats score = load_floats(s + i) - set1(most);
+      store_exp(weights + i, select(nothing, first_lanes(n - i), score));
+      total = total + load_floats(weights + i);
     }
     float* to = out.of(r, head(q), chunk);
     std::memset(to, 0, dim * sizeof(float));
     to[dim] = most;
-    to[dim + 1] = _mm512_reduce_add_ps(total);
+    to[dim + 1] = total_of(total);
   }
 
   void weigh_group(const Group& g) const {
@@ -248,17 +248,16 @@ inline void merge_chunks(const Partials& p, int64_t row, int64_t head, int64_t c
   float weight[1], total = 0;
   for (int64_t c = 0; c < chunks; ++c) {
     const float* part = p.of(row, head, c);
-    _mm512_mask_storeu_ps(weight, 1, exp(_mm512_set1_ps(part[p.dim] - most)));
+    store_floats(weight, first_lanes(1), exp(set1(part[p.dim] - most)));
     total += weight[0] * part[p.dim + 1];
     for (int64_t d = 0; d < p.dim; d += kLanes) {
-      const __m512 before = c == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(to + d);
-      _mm512_storeu_ps(
-          to + d, _mm512_fmadd_ps(_mm512_set1_ps(weight[0]), _mm512_loadu_ps(part + d), before));
+      const Floats before = c == 0 ? no_floats() : load_floats(to + d);
+      store_floats(to + d, fmadd(set1(weight[0]), load_floats(part + d), before));
     }
   }
-  const __m512 scale = _mm512_set1_ps(1.0f / total);
+  const Floats scale = set1(1.0f / total);
   for (int64_t d = 0; d < p.dim; d += kLanes) {
-    _mm512_storeu_ps(to + d, _mm512_mul_ps(_mm512_loadu_ps(to + d), scale));
+    store_floats(to + d, load_floats(to + d) * scale);
   }
 }
 

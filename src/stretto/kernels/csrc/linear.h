@@ -11,6 +11,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "simd.h"
 #include "team.h"
@@ -55,24 +56,24 @@ struct Float32 {
       std::memset(values + row * stride + n, 0, (stride - n) * sizeof(float));
     }
   };
-  static constexpr int kTile = 12;  // rows at a time: 24 sums, 2 weights and 1 input in registers
+  static constexpr int kTile = kTileFloat32;  // rows at a time
 
   template <int R>
   static void block(const Linear& w, int64_t block, const Rows& x, int64_t row,
-                    __m512 (&out)[R][2]) {
-    __m512 sum[R][2];  // not `out`: the compiler would store it in every turn
+                    Floats (&out)[R][2]) {
+    Floats sum[R][2];  // not `out`: the compiler would store it in every turn
     const float* weight = static_cast<const float*>(w.weight) + block * x.stride * kBlock;
     const float* from = x.values + row * x.stride;
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = no_floats();
     for (int64_t i = 0; i < x.stride; ++i, weight += kBlock) {
       fetch_ahead(weight);
-      const __m512 w0 = _mm512_loadu_ps(weight), w1 = _mm512_loadu_ps(weight + kLanes);
+      const Floats w0 = load_floats(weight), w1 = load_floats(weight + kLanes);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        const __m512 v = _mm512_set1_ps(from[r * x.stride + i]);
-        sum[r][0] = _mm512_fmadd_ps(w0, v, sum[r][0]);
-        sum[r][1] = _mm512_fmadd_ps(w1, v, sum[r][1]);
+        const Floats v = set1(from[r * x.stride + i]);
+        sum[r][0] = fmadd(w0, v, sum[r][0]);
+        sum[r][1] = fmadd(w1, v, sum[r][1]);
       }
     }
 #pragma GCC unroll 12
@@ -85,7 +86,7 @@ struct Float32 {
 
 struct Bfloat16 {
   using Cache = bf16;
-  using Query = bf16;
+  using Query = PairQuery;
   struct Rows {
     bf16* values;
     int64_t stride;
@@ -97,33 +98,33 @@ struct Bfloat16 {
     void put(int64_t row, const float* from, int64_t n) const {
       bf16* to = values + row * stride;
       int64_t i = 0;
-      for (; i + kLanes <= n; i += kLanes) store_floats(to + i, _mm512_loadu_ps(from + i));
+      for (; i + kLanes <= n; i += kLanes) store_floats(to + i, load_floats(from + i));
       for (; i < stride; i += kLanes) {
-        store_floats(to + i, _mm512_maskz_loadu_ps(first_lanes(n - i), from + i));
+        store_floats(to + i, load_floats(first_lanes(n - i), from + i));
       }
     }
   };
-  static constexpr int kTile = 12;
+  static constexpr int kTile = kTileBfloat16;
 
   template <int R>
   static void block(const Linear& w, int64_t block, const Rows& x, int64_t row,
-                    __m512 (&out)[R][2]) {
-    __m512 sum[R][2];  // not `out`: the compiler would store it in every turn
+                    Floats (&out)[R][2]) {
+    Floats sum[R][2];  // not `out`: the compiler would store it in every turn
     const bf16* weight = static_cast<const bf16*>(w.weight) + block * x.stride * kBlock;
     const bf16* from = x.values + row * x.stride;
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = no_floats();
     for (int64_t i = 0; i < x.stride; i += 2, weight += 2 * kBlock) {
       fetch_ahead(weight);
-      const __m512bh w0 = (__m512bh)_mm512_loadu_si512(weight);
-      const __m512bh w1 = (__m512bh)_mm512_loadu_si512(weight + kBlock);
+      const Pairs w0 = pairs_at(weight);
+      const Pairs w1 = pairs_at(weight + kBlock);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         int32_t pair;
         std::memcpy(&pair, from + r * x.stride + i, sizeof pair);
-        const __m512bh v = (__m512bh)_mm512_set1_epi32(pair);
-        sum[r][0] = _mm512_dpbf16_ps(sum[r][0], w0, v);
-        sum[r][1] = _mm512_dpbf16_ps(sum[r][1], w1, v);
+        const Pairs v = set1_pair(pair);
+        sum[r][0] = add_products(sum[r][0], w0, v);
+        sum[r][1] = add_products(sum[r][1], w1, v);
       }
     }
 #pragma GCC unroll 12
@@ -155,75 +156,71 @@ struct Int8 {
     }
     void put(int64_t row, const float* from, int64_t n) const {
       for (int64_t g = 0; g < groups; ++g) {
-        __m512 v[2], most = _mm512_setzero_ps();
-        __mmask16 unordered = 0;
+        Floats v[2], most = no_floats();
+        uint16_t nan = 0;
         for (int i = 0; i < 2; ++i) {
           const int64_t at = g * kGroup + i * kLanes;
-          v[i] = _mm512_maskz_loadu_ps(first_lanes(n - at), from + at);
-          most = _mm512_max_ps(most, _mm512_abs_ps(v[i]));
-          unordered |= _mm512_cmp_ps_mask(v[i], v[i], _CMP_UNORD_Q);
+          v[i] = load_floats(first_lanes(n - at), from + at);
+          most = max(most, abs(v[i]));
+          nan |= unordered(v[i]);
         }
-        const float top = _mm512_reduce_max_ps(most);
-        if (unordered != 0 || top > kLargest) {  // what is not finite makes the sums NaN
+        const float top = largest_of(most);
+        if (nan != 0 || top > kLargest) {  // what is not finite makes the sums NaN
           std::memset(values + row * stride + g * kGroup, 0, kGroup);
           scale[row * groups + g] = NAN;
           start[row * groups + g] = 0;
           continue;
         }
-        const __m512 inverse = _mm512_set1_ps(top > kSmallest ? 127.0f / top : 0.0f);
-        __m512i total = _mm512_setzero_si512();
+        const Floats inverse = set1(top > kSmallest ? 127.0f / top : 0.0f);
+        Words total = no_words();
         for (int i = 0; i < 2; ++i) {
-          const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], inverse));
-          total = _mm512_add_epi32(total, q);
-          _mm_storeu_si128(
-              reinterpret_cast<__m128i*>(values + row * stride + g * kGroup + i * kLanes),
-              _mm512_cvtsepi32_epi8(q));
+          const Words q = rounded(v[i] * inverse);
+          total = add(total, q);
+          store_bytes(values + row * stride + g * kGroup + i * kLanes, q);
         }
         scale[row * groups + g] = top / 127.0f;
-        start[row * groups + g] = -128 * _mm512_reduce_add_epi32(total);
+        start[row * groups + g] = -128 * total_of(total);
       }
     }
   };
-  static constexpr int kTile = 6;  // 12 sums of integers and 12 of floats in registers
+  static constexpr int kTile = kTileInt8;
 
   template <int R>
   static void block(const Linear& w, int64_t block, const Rows& x, int64_t row,
-                    __m512 (&out)[R][2]) {
-    __m512 sum[R][2];  // not `out`: the compiler would store it in every turn
+                    Floats (&out)[R][2]) {
+    Floats sum[R][2];  // not `out`: the compiler would store it in every turn
     const char* weight = static_cast<const char*>(w.weight) + block * x.groups * kGroupBytes;
     const int8_t* from = x.values + row * x.stride;
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = no_floats();
     for (int64_t g = 0; g < x.groups; ++g, from += kGroup) {
       const bf16* scales = reinterpret_cast<const bf16*>(weight);
-      const __m512 s0 = load_floats(scales), s1 = load_floats(scales + kLanes);
+      const Floats s0 = load_floats(scales), s1 = load_floats(scales + kLanes);
       _mm_prefetch(weight + kAhead, _MM_HINT_T0);
       weight += 2 * kBlock;
-      __m512i part[R][2];
+      Words part[R][2];
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        part[r][0] = part[r][1] = _mm512_set1_epi32(x.start[(row + r) * x.groups + g]);
+        part[r][0] = part[r][1] = set1_word(x.start[(row + r) * x.groups + g]);
       }
 #pragma GCC unroll 4
       for (int i = 0; i < kGroup; i += 4, weight += 4 * kBlock) {
         fetch_ahead(weight);
-        const __m512i w0 = _mm512_loadu_si512(weight), w1 = _mm512_loadu_si512(weight + 64);
+        const Fours w0 = fours_at(weight), w1 = fours_at(weight + 64);
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
           int32_t four;
           std::memcpy(&four, from + r * x.stride + i, sizeof four);
-          const __m512i v = _mm512_set1_epi32(four);
-          part[r][0] = _mm512_dpbusd_epi32(part[r][0], w0, v);
-          part[r][1] = _mm512_dpbusd_epi32(part[r][1], w1, v);
+          const Fours v = set1_four(four);
+          part[r][0] = add_products(part[r][0], w0, v);
+          part[r][1] = add_products(part[r][1], w1, v);
         }
       }
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        const __m512 s = _mm512_set1_ps(x.scale[(row + r) * x.groups + g]);
-        sum[r][0] =
-            _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[r][0]), _mm512_mul_ps(s, s0), sum[r][0]);
-        sum[r][1] =
-            _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[r][1]), _mm512_mul_ps(s, s1), sum[r][1]);
+        const Floats s = set1(x.scale[(row + r) * x.groups + g]);
+        sum[r][0] = fmadd(as_floats(part[r][0]), s * s0, sum[r][0]);
+        sum[r][1] = fmadd(as_floats(part[r][1]), s * s1, sum[r][1]);
       }
     }
 #pragma GCC unroll 12
@@ -234,24 +231,26 @@ struct Int8 {
   }
 };
 
-// int8 weights on a CPU that has bfloat16 instructions as well, which attention then uses.
+// int8 weights on a CPU that has bfloat16 instructions as well, which attention then uses; the
+// same as without, where there are none.
 struct Int8OnBfloat16 : Int8 {
-  using Query = bf16;
+  using Query = PairQuery;
 };
+using Int8Beside = std::conditional_t<std::is_same_v<PairQuery, float>, Int8, Int8OnBfloat16>;
 
 // Calls `done(row, block, lower 16 sums, upper 16 sums)`, bias added, for R rows of one block.
 template <class K, int R, class Done>
 void rows_of_block(const Linear& w, int64_t block, const typename K::Rows& x, int64_t row,
                    Done done) {
-  __m512 sum[R][2];
+  Floats sum[R][2];
   K::template block<R>(w, block, x, row, sum);
   if (w.bias != nullptr) {
-    const __m512 b0 = _mm512_loadu_ps(w.bias + block * kBlock);
-    const __m512 b1 = _mm512_loadu_ps(w.bias + block * kBlock + kLanes);
+    const Floats b0 = load_floats(w.bias + block * kBlock);
+    const Floats b1 = load_floats(w.bias + block * kBlock + kLanes);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      sum[r][0] = _mm512_add_ps(sum[r][0], b0);
-      sum[r][1] = _mm512_add_ps(sum[r][1], b1);
+      sum[r][0] = sum[r][0] + b0;
+      sum[r][1] = sum[r][1] + b1;
     }
   }
 #pragma GCC unroll 12
@@ -278,18 +277,18 @@ void multiply(Worker& worker, const Linear& w, const typename K::Rows& x, int64_
 }
 
 // Stores 32 sums at `to`, or those of the last block that exist.
-inline void store_block(float* to, int64_t block, int64_t out, __m512 lower, __m512 upper) {
+inline void store_block(float* to, int64_t block, int64_t out, Floats lower, Floats upper) {
   const int64_t at = block * kBlock;
-  _mm512_mask_storeu_ps(to + at, first_lanes(out - at), lower);
-  _mm512_mask_storeu_ps(to + at + kLanes, first_lanes(out - at - kLanes), upper);
+  store_floats(to + at, first_lanes(out - at), lower);
+  store_floats(to + at + kLanes, first_lanes(out - at - kLanes), upper);
 }
 
-inline void add_block(float* to, int64_t block, int64_t out, __m512 lower, __m512 upper) {
+inline void add_block(float* to, int64_t block, int64_t out, Floats lower, Floats upper) {
   const int64_t at = block * kBlock;
-  const __mmask16 m0 = first_lanes(out - at), m1 = first_lanes(out - at - kLanes);
-  _mm512_mask_storeu_ps(to + at, m0, _mm512_add_ps(_mm512_maskz_loadu_ps(m0, to + at), lower));
+  const Lanes m0 = first_lanes(out - at), m1 = first_lanes(out - at - kLanes);
+  store_floats(to + at, m0, load_floats(m0, to + at) + lower);
   float* next = to + at + kLanes;
-  _mm512_mask_storeu_ps(next, m1, _mm512_add_ps(_mm512_maskz_loadu_ps(m1, next), upper));
+  store_floats(next, m1, load_floats(m1, next) + upper);
 }
 
 }  // namespace stretto

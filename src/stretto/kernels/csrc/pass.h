@@ -39,28 +39,28 @@ struct Pass {
   int32_t num_threads;
 };
 
-inline __m512 negated(__m512 x) { return _mm512_sub_ps(_mm512_setzero_ps(), x); }
+inline Floats negated(Floats x) { return no_floats() - x; }
 
 // Root-mean-square norm (Zhang and Sennrich 2019) of n floats. `to` may be `from`.
 inline void rms_norm(const float* from, const float* weight, int64_t n, float eps, float* to) {
-  __m512 total = _mm512_setzero_ps();
+  Floats total = no_floats();
   for (int64_t i = 0; i < n; i += kLanes) {
-    const __m512 v = _mm512_maskz_loadu_ps(first_lanes(n - i), from + i);
-    total = _mm512_fmadd_ps(v, v, total);
+    const Floats v = load_floats(first_lanes(n - i), from + i);
+    total = fmadd(v, v, total);
   }
-  const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(total) / n + eps));
+  const Floats scale = set1(1.0f / std::sqrt(total_of(total) / n + eps));
   for (int64_t i = 0; i < n; i += kLanes) {
-    const __mmask16 m = first_lanes(n - i);
-    const __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(m, from + i), scale);
-    _mm512_mask_storeu_ps(to + i, m, _mm512_mul_ps(v, _mm512_maskz_loadu_ps(m, weight + i)));
+    const Lanes m = first_lanes(n - i);
+    const Floats v = load_floats(m, from + i) * scale;
+    store_floats(to + i, m, v * load_floats(m, weight + i));
   }
 }
 
-inline __m512 silu(__m512 x) {
-  const __m512 one = _mm512_set1_ps(1.0f);
+inline Floats silu(Floats x) {
+  const Floats one = set1(1.0f);
   // Of a large |x| the exponential's argument is cut: exp() is for arguments that are not large.
-  const __m512 e = exp(_mm512_min_ps(_mm512_set1_ps(88.0f), negated(x)));
-  return _mm512_div_ps(x, _mm512_add_ps(one, e));
+  const Floats e = exp(min(set1(88.0f), negated(x)));
+  return x / (one + e);
 }
 
 // Rotary embedding of one head in place, halves paired (Su et al. 2021).
@@ -74,7 +74,7 @@ inline void rotate(float* head, int64_t dim, const float* cos, const float* sin)
 
 template <class T>
 void copy_floats(const float* from, int64_t n, T* to) {
-  for (int64_t i = 0; i < n; i += kLanes) store_floats(to + i, _mm512_loadu_ps(from + i));
+  for (int64_t i = 0; i < n; i += kLanes) store_floats(to + i, load_floats(from + i));
 }
 
 inline void embed(const Model& m, int64_t token, float* to) {
@@ -177,7 +177,7 @@ struct Runner {
       inner.put(r, zeros, std::min(m.intermediate, m.hidden));
     });
     const auto multiply_into = [&](const Linear& w, const Rows& x, float* to) {
-      multiply<K>(worker, w, x, pass.rows, [&](int64_t r, int64_t block, __m512 lo, __m512 hi) {
+      multiply<K>(worker, w, x, pass.rows, [&](int64_t r, int64_t block, Floats lo, Floats hi) {
         store_block(to + r * w.out, block, w.out, lo, hi);
       });
     };
@@ -186,9 +186,8 @@ struct Runner {
       multiply_into(layer.qkv, hidden, b.qkv);
       multiply_into(layer.o, q, b.x);
       multiply<K>(worker, layer.gate_up, hidden, pass.rows,
-                  [&](int64_t r, int64_t block, __m512 gate, __m512 up) {
-                    _mm512_storeu_ps(b.gated + r * m.intermediate + block * kLanes,
-                                     _mm512_mul_ps(gate, up));
+                  [&](int64_t r, int64_t block, Floats gate, Floats up) {
+                    store_floats(b.gated + r * m.intermediate + block * kLanes, gate * up);
                   });
       multiply_into(layer.down, inner, b.x);
     }
@@ -203,7 +202,7 @@ struct Runner {
   }
 
   void add_to_x(const Linear& w, const Rows& from) {
-    multiply<K>(worker, w, from, pass.rows, [&](int64_t r, int64_t block, __m512 lo, __m512 hi) {
+    multiply<K>(worker, w, from, pass.rows, [&](int64_t r, int64_t block, Floats lo, Floats hi) {
       add_block(b.x + r * m.hidden, block, w.out, lo, hi);
     });
   }
@@ -212,7 +211,7 @@ struct Runner {
     const Rows in = bind(b.hidden_rows, pass.rows, m.hidden);
     norm_rows(layer.attention_norm, in);
     multiply<K>(worker, layer.qkv, in, pass.rows,
-                [&](int64_t r, int64_t block, __m512 lo, __m512 hi) {
+                [&](int64_t r, int64_t block, Floats lo, Floats hi) {
                   store_block(b.qkv + r * qkv_size(), block, layer.qkv.out, lo, hi);
                 });
     worker.each(pass.rows, [&](int64_t r) { place(layer, r); });
@@ -270,9 +269,8 @@ struct Runner {
     const Rows in = bind(b.hidden_rows, pass.rows, m.hidden);
     norm_rows(layer.mlp_norm, in);
     multiply<K>(worker, layer.gate_up, in, pass.rows,
-                [&](int64_t r, int64_t block, __m512 gate, __m512 up) {
-                  _mm512_storeu_ps(b.gated + r * m.intermediate + block * kLanes,
-                                   _mm512_mul_ps(silu(gate), up));
+                [&](int64_t r, int64_t block, Floats gate, Floats up) {
+                  store_floats(b.gated + r * m.intermediate + block * kLanes, silu(gate) * up);
                 });
     const Rows inner = bind(b.inner_rows, pass.rows, m.intermediate);
     worker.each(pass.rows,
@@ -287,7 +285,7 @@ struct Runner {
       rms_norm(b.x + pass.keep[k] * m.hidden, m.final_norm, m.hidden, m.norm_eps, to);
       in.put(k, to, m.hidden);
     });
-    multiply<K>(worker, m.head, in, pass.kept, [&](int64_t k, int64_t block, __m512 lo, __m512 hi) {
+    multiply<K>(worker, m.head, in, pass.kept, [&](int64_t k, int64_t block, Floats lo, Floats hi) {
       store_block(pass.logits + k * m.head.out, block, m.head.out, lo, hi);
     });
   }
