@@ -127,7 +127,7 @@ def instruction_sets() -> list[str]:
 
 
 @pytest.fixture(scope="module", params=instruction_sets() or ["none"])
-def instructions(request: pytest.FixtureRequest) -> Generator[str]:
+def instructions(request: pytest.FixtureRequest) -> Generator[str, None, None]:
     """Every instruction set of the CPU kernels that this CPU has, in turn."""
     from stretto.kernels import library
 
