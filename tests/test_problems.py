@@ -35,9 +35,9 @@ from stretto.problems.base import NAMES, Step
 from stretto.problems.countdown import search
 
 LINES = ("program", "tree", "chain", "dag")
-CHAIN = ("chain-4-train-0-0", "2-4=L;L+2=A;A-3=n;n+2=q;?q", "2-4=L3L3+2=A0A0-3=n2n2+2=q4?q4")
-TREE = ("1-3=j;3-3=t;4+3=k;t-k=H;j-H=b;?b", "1-3=j33-3=t04+3=k2t0-k2=H3j3-H3=b0?b0")
-COUNTDOWN = ("e04n03f02a11?91", "O=e+n:07C=f+a:13L=O+C:20J=C-O:06p=O*C:91?p")
+CHAIN = ("chain-4-train-0-0", "4+1=u;u+3=g;g+1=v;v-1=n;?n", "4+1=u0u0+3=g3g3+1=v4v4-1=n3?n3")
+TREE = ("3+1=l;1-4=a;l+a=t;1+1=H;t-H=k;?k", "3+1=l41-4=a2l4+a2=t11+1=H2t1-H2=k4?k4")
+COUNTDOWN = ("r12t15G10L17?34", "d=r+t:27J=G+L:27s=d+J:54C=L-G:07M=d+C:34?M")
 LINE = re.compile(r"([a-zA-Z]\d|\d)([+-])([a-zA-Z]\d|\d)=(.)(\d)")
 
 

@@ -1,9 +1,9 @@
 """Task `program`: straight-line arithmetic over a few slots.
 
 Two hot slots are updated again and again, each from its own value and a constant or the value of
-the other. The cold slots are set at the start and taken up once, into a hot one, often much later.
-Every update has a name of its own, so a name has one value. All slots end up in the value asked
-for.
+the other. The cold slots are set at the start, by two lines, so that the prompt's constants alone
+do not say what they hold, and taken up once, into a hot one, often much later. Every update has a
+name of its own, so a name has one value. All slots end up in the value asked for.
 
 Whether a value is read again can be told when it is read, without looking ahead: what stands left
 is updated, so its value is over; what stands right goes on, but where it is a cold one, whose last
@@ -37,11 +37,12 @@ def num_slots(size: int) -> int:
 
 def draw(rng: random.Random, size: int) -> Sketch:
     slots = num_slots(size)
-    lines = [constant_line(rng) for _ in range(slots)]
-    holder = list(range(slots))  # of each slot the line with its value; the first two are hot
-    rng.shuffle(holder)
-    for slot in range(NUM_HOT, slots):
-        lines.append(reversed_line(rng, holder[slot]))
+    lines: list[Line] = []
+    holder = [0] * slots  # of each slot the line with its value; the first two are hot
+    for slot in rng.sample(range(slots), slots):
+        lines.append(constant_line(rng))
+        if slot >= NUM_HOT:
+            lines.append(reversed_line(rng, len(lines) - 1))
         holder[slot] = len(lines) - 1
     num_updates = size - len(lines) - 1
     late = range(num_updates // 3, num_updates)
