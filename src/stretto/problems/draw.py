@@ -13,7 +13,7 @@ from stretto.errors import InvalidInput, UnknownName
 from stretto.problems import chain, countdown, dag, lines, program, recall, tree
 from stretto.problems.base import NAMES, Problem
 
-VERSION = 5
+VERSION = 6
 """Raised when the problem of some task, size, split, seed and index changes."""
 
 SPLITS = {"train": Split(0, 80), "valid": Split(80, 90), "test": Split(90, 100)}

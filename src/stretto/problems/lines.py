@@ -118,11 +118,6 @@ def unary_line(rng: random.Random, line: int) -> Line:
     return Line(Ref(line), rng.choice("+-"), rng.randint(1, MODULUS - 1))
 
 
-def reversed_line(rng: random.Random, line: int) -> Line:
-    """A constant changed by an earlier value."""
-    return Line(rng.randint(1, MODULUS - 1), rng.choice("+-"), Ref(line))
-
-
 def binary_line(rng: random.Random, left: int, right: int) -> Line:
     """The sum or difference of two different earlier values."""
     return Line(Ref(left), rng.choice("+-"), Ref(right))

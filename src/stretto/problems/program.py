@@ -1,33 +1,19 @@
 """Task `program`: straight-line arithmetic over a few slots.
 
-Two hot slots are updated again and again, each from its own value and a constant or the value of
-the other. The cold slots are set at the start, by two lines, so that the prompt's constants alone
-do not say what they hold, and taken up once, into a hot one, often much later. Every update has a
-name of its own, so a name has one value. All slots end up in the value asked for.
-
-Whether a value is read again can be told when it is read, without looking ahead: what stands left
-is updated, so its value is over; what stands right goes on, but where it is a cold one, whose last
-line has its constant on the left.
+Two hot slots are updated again and again, in no order, each by a constant. The cold slots are set
+at the start, by two lines, so that the prompt's constants alone do not say what they hold, and
+taken up once, into a hot one, often much later. Every update has a name of its own, so a name has
+one value, which is read once. All slots end up in the value asked for.
 """
 
 from __future__ import annotations
 
 import random
 
-from stretto.problems.lines import (
-    Line,
-    Sketch,
-    binary_line,
-    constant_line,
-    lasting,
-    reversed_line,
-    unary_line,
-)
+from stretto.problems.lines import Line, Sketch, binary_line, constant_line, lasting, unary_line
 
 MIN_SIZE = 6
 NUM_HOT = 2
-HOT_READS = 0.4
-"""How often a step that takes up no cold slot reads the other hot one, not a constant."""
 
 
 def num_slots(size: int) -> int:
@@ -42,23 +28,18 @@ def draw(rng: random.Random, size: int) -> Sketch:
     for slot in rng.sample(range(slots), slots):
         lines.append(constant_line(rng))
         if slot >= NUM_HOT:
-            lines.append(reversed_line(rng, len(lines) - 1))
+            lines.append(unary_line(rng, len(lines) - 1))
         holder[slot] = len(lines) - 1
     num_updates = size - len(lines) - 1
     late = range(num_updates // 3, num_updates)
     cold = range(NUM_HOT, slots)
     taken_up = dict(zip(rng.sample(late, len(cold)), cold, strict=True))
     for step in range(num_updates):
-        changed = rng.randrange(NUM_HOT)
-        lines.append(_update(rng, holder, changed, taken_up.get(step)))
-        holder[changed] = len(lines) - 1
+        hot = rng.randrange(NUM_HOT)
+        if step in taken_up:
+            lines.append(binary_line(rng, holder[hot], holder[taken_up[step]]))
+        else:
+            lines.append(unary_line(rng, holder[hot]))
+        holder[hot] = len(lines) - 1
     lines.append(binary_line(rng, holder[0], holder[1]))
     return lasting(rng, Sketch(tuple(lines), size - 1))
-
-
-def _update(rng: random.Random, holder: list[int], slot: int, cold: int | None) -> Line:
-    if cold is not None:
-        return binary_line(rng, holder[slot], holder[cold])
-    if rng.random() < HOT_READS:
-        return binary_line(rng, holder[slot], holder[1 - slot])
-    return unary_line(rng, holder[slot])

@@ -6,14 +6,7 @@ from __future__ import annotations
 
 import random
 
-from stretto.problems.lines import (
-    Line,
-    Sketch,
-    binary_line,
-    constant_line,
-    reversed_line,
-    unary_line,
-)
+from stretto.problems.lines import Line, Sketch, binary_line, constant_line, unary_line
 
 MIN_SIZE = 2
 
@@ -26,9 +19,6 @@ def draw(rng: random.Random, size: int) -> Sketch:
 
 
 def _reading(rng: random.Random, constants: range) -> Line:
-    match rng.randrange(3):
-        case 0 if len(constants) > 1:
-            return binary_line(rng, *rng.sample(constants, 2))
-        case 1:
-            return reversed_line(rng, rng.choice(constants))
+    if len(constants) > 1 and rng.random() < 0.5:
+        return binary_line(rng, *rng.sample(constants, 2))
     return unary_line(rng, rng.choice(constants))
