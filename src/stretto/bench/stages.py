@@ -120,7 +120,7 @@ def work_through(
     that there is not.
     """
     names = [stage.name for stage in stages]
-    for name in (*only, *([] if until is None else [until])):
+    for name in only if until is None else (*only, until):
         if name not in names:
             raise UnknownName("stage", name, names)
     for number, stage in enumerate(stages, start=1):
