@@ -134,8 +134,9 @@ def test_the_verb(tmp_path: Path, capfd: Any) -> None:
     assert main([*command, "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
     assert found["problem"] == "program-12-test-0-0"
-    assert found["usage"]["completion_tokens"] == 20
-    assert sum(step["num_tokens"] for step in found["steps"]) == 20
+    num_tokens = found["usage"]["completion_tokens"]
+    assert 1 <= num_tokens <= 20
+    assert sum(step["num_tokens"] for step in found["steps"]) == num_tokens
     assert not found["is_right"]
     assert main(command) == 0
     out, err = capfd.readouterr()

@@ -34,10 +34,10 @@ from stretto.problems import (
 from stretto.problems.base import NAMES, Step
 from stretto.problems.countdown import search
 
-LINES = ("program", "tree", "chain", "dag")
-CHAIN = ("chain-4-train-0-0", "2-2=q;q+4=k;k-2=B;B-1=h;?h", "2-2=q0q0+4=k4k4-2=B2B2-1=h1?h1")
-TREE = ("1+4=L;4-3=E;4-1=x;E+x=a;L+a=M;?M", "1+4=L04-3=E14-1=x3E1+x3=a4L0+a4=M4?M4")
-COUNTDOWN = ("q03z04O01a04?35", "K=q+z:07i=O+a:05k=K+i:12o=K-i:02C=K*i:35?C")
+LINES = ("program", "slots", "tree", "chain", "dag")
+CHAIN = ("chain-4-train-0-0", "2+1=n;n+3=u;u+4=a;a-1=I;?I", "2+1=n3n3+3=u1u1+4=a0a0-1=I4?I4")
+TREE = ("3+2=n;3-3=e;n+e=M;3-3=c;M+c=E;?E", "3+2=n03-3=e0n0+e0=M03-3=c0M0+c0=E0?E0")
+COUNTDOWN = ("r03v09e05m01?72", "o=r+v:12B=e+m:06w=o+B:18f=o-B:06L=o*B:72?L")
 LINE = re.compile(r"([a-zA-Z]\d|\d)([+-])([a-zA-Z]\d|\d)=(.)(\d)")
 
 
@@ -133,7 +133,7 @@ def test_the_solution_follows_the_prompt(task):
 
 
 @pytest.mark.parametrize("sizes", [TRAIN_SIZES, LONGER_SIZES])
-@pytest.mark.parametrize("task", ["program", "tree", "chain"])
+@pytest.mark.parametrize("task", ["program", "slots", "tree", "chain"])
 def test_values_are_read_once(task, sizes):
     for one in some(task, 26, sizes):
         read = [x for left, _, right, _ in _lines(one) for x in (left, right) if x.isalpha()]
@@ -171,7 +171,12 @@ def _leading_to_the_answer(one: Problem) -> set[int]:
 def test_graphs_have_the_shapes_they_are_for():
     assert {max_live(one.reads) for one in some("chain")} == {2}
     assert max_live(problem("tree", 31, 0).reads) == 6  # a perfect tree of depth 4
-    for task in ("program", "tree", "countdown"):  # the last six steps are not what is needed
+    for task in (
+        "program",
+        "slots",
+        "tree",
+        "countdown",
+    ):  # the last six steps are not what is needed
         for one in some(task, 13, (24, 24)):
             assert max_live(one.reads) <= 8
             in_turn = one.labelled(Labels("round-robin", 6))

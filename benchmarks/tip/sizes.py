@@ -114,7 +114,7 @@ def _base(share: float = 1.0) -> tuple[Group, ...]:
     groups = (
         _group("tiny", "2-6", recall=30000, chain=10000),
         _group("small", "3-12", tree=40000, chain=15000, recall=20000),
-        _group("short", "6-12", program=50000, dag=30000),
+        _group("short", "6-12", program=20000, slots=20000, dag=20000),
     )
     return tuple(_scaled(group, share) for group in groups)
 
@@ -152,11 +152,11 @@ NORMAL = Sizes(
 labels up to one step late 60.8 %; of 16 to 24 steps only 57.3 %."""
 FULL = Sizes(
     shape="tiny-1m",
-    tasks=("program", "tree", "chain", "dag"),
+    tasks=("program", "tree", "chain", "slots", "dag"),
     sizes="22-30",
     longer="34-42",
     base=Lesson(_base(), 8, 1e-3),
-    own=Lesson(_own(dag=7000), 8, 1e-3),
+    own=Lesson(_own(slots=7000, dag=7000), 8, 1e-3),
     registers=8,
     slack=0,
     in_turn=5,

@@ -28,7 +28,9 @@ Out = Annotated[Path, typer.Option(metavar="FILE", help="Annotated rows, JSONL, 
 
 def problems(
     *,
-    task: Annotated[str, typer.Option(help="program, tree, chain, dag, recall or countdown.")],
+    task: Annotated[
+        str, typer.Option(help="program, slots, tree, chain, dag, recall or countdown.")
+    ],
     out: Out,
     num: Annotated[int, typer.Option(metavar="N", help="Problems, of all sizes in turn.")],
     size: Annotated[

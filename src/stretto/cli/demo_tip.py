@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MODEL = "tiny-tip"
 
 Model = Annotated[str, typer.Option(help="A model of dialect tip, taught such problems.")]
-Task = Annotated[str, typer.Option(help="program, tree, chain, dag, recall or countdown.")]
+Task = Annotated[str, typer.Option(help="program, slots, tree, chain, dag, recall or countdown.")]
 Size = Annotated[int, typer.Option(help="Steps before the answer.", metavar="N")]
 Pace = Annotated[
     float, typer.Option(help="Tokens a second on a terminal; 0: as they come.", min=0, metavar="X")

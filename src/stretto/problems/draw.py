@@ -10,10 +10,10 @@ from typing import Protocol
 
 from stretto.data.select import Split
 from stretto.errors import InvalidInput, UnknownName
-from stretto.problems import chain, countdown, dag, lines, program, recall, tree
+from stretto.problems import chain, countdown, dag, lines, program, recall, slots, tree
 from stretto.problems.base import NAMES, Problem
 
-VERSION = 6
+VERSION = 7
 """Raised when the problem of some task, size, split, seed and index changes."""
 
 SPLITS = {"train": Split(0, 80), "valid": Split(80, 90), "test": Split(90, 100)}
@@ -47,6 +47,7 @@ class Task:
 
 TASKS = {
     "program": Task(program.draw, lines.is_right, program.MIN_SIZE, len(NAMES)),
+    "slots": Task(slots.draw, lines.is_right, slots.MIN_SIZE, len(NAMES)),
     "tree": Task(tree.draw, lines.is_right, tree.MIN_SIZE, len(NAMES)),
     "chain": Task(chain.draw, lines.is_right, chain.MIN_SIZE, len(NAMES)),
     "dag": Task(dag.draw, lines.is_right, dag.MIN_SIZE, len(NAMES)),

@@ -1,9 +1,8 @@
-"""Task `program`: straight-line arithmetic over a few slots.
+"""Task `program`: straight-line code of a stack machine.
 
-Two hot slots are updated again and again, in no order, each by a constant. The cold slots are set
-at the start, by two lines, so that the prompt's constants alone do not say what they hold, and
-taken up once, into a hot one, often much later. Every update has a name of its own, so a name has
-one value, which is read once. All slots end up in the value asked for.
+A line pushes a new value, changes the topmost by a constant, or puts the two topmost together. So a
+value is read once, and the one put down last is taken up first; those at the bottom lie there until
+near the end, while the topmost is changed again and again. Every line has a name of its own.
 """
 
 from __future__ import annotations
@@ -13,33 +12,36 @@ import random
 from stretto.problems.lines import Line, Sketch, binary_line, constant_line, lasting, unary_line
 
 MIN_SIZE = 6
-NUM_HOT = 2
-
-
-def num_slots(size: int) -> int:
-    """4, and in the shortest problems 3."""
-    return 4 if size >= 10 else 3
+MAX_DEPTH = 4
+KEPT = 2
+"""Values that stay at the bottom until the last third."""
 
 
 def draw(rng: random.Random, size: int) -> Sketch:
-    slots = num_slots(size)
     lines: list[Line] = []
-    holder = [0] * slots  # of each slot the line with its value; the first two are hot
-    for slot in rng.sample(range(slots), slots):
-        lines.append(constant_line(rng))
-        if slot >= NUM_HOT:
-            lines.append(unary_line(rng, len(lines) - 1))
-        holder[slot] = len(lines) - 1
-    num_updates = size - len(lines) - 1
-    late = range(num_updates // 3, num_updates)
-    cold = range(NUM_HOT, slots)
-    taken_up = dict(zip(rng.sample(late, len(cold)), cold, strict=True))
-    for step in range(num_updates):
-        hot = rng.randrange(NUM_HOT)
-        if step in taken_up:
-            lines.append(binary_line(rng, holder[hot], holder[taken_up[step]]))
+    stack: list[int] = []
+    for number in range(size):
+        ways = _ways(len(stack), size - number, is_late=number >= size - size // 3)
+        way = rng.choice(ways)
+        if way == "push":
+            lines.append(constant_line(rng))
+        elif way == "change":
+            lines.append(unary_line(rng, stack.pop()))
         else:
-            lines.append(unary_line(rng, holder[hot]))
-        holder[hot] = len(lines) - 1
-    lines.append(binary_line(rng, holder[0], holder[1]))
+            right, left = stack.pop(), stack.pop()
+            lines.append(binary_line(rng, left, right))
+        stack.append(number)
     return lasting(rng, Sketch(tuple(lines), size - 1))
+
+
+def _ways(depth: int, left: int, *, is_late: bool) -> list[str]:
+    """What a line may do with a stack of so many values when so many lines are `left`, its own
+    included: after the last one value remains."""
+    ways = []
+    if depth < MAX_DEPTH and depth + 1 <= left:
+        ways.append("push")
+    if depth and depth <= left:
+        ways += ["change", "change"]
+    if depth > (1 if is_late else KEPT) and depth - 1 <= left:
+        ways.append("join")
+    return ways
