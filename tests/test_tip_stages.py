@@ -272,7 +272,7 @@ def test_restart_loses_what_survivors_had_taken_from_steps_that_are_gone() -> No
     from answers import decode
     from restart import restarted
 
-    found = [problem("chain", 5, 0)]
+    found = [problem("chain", 5, 1)]
     same = []
     for num_layers in (1, 4):
         lm = talkative(num_layers)
