@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -443,6 +445,27 @@ def test_weights_that_the_config_does_not_describe_are_refused(change: Any) -> N
     change(model)
     with pytest.raises(Unsupported):
         FusedEngine(model, 64)
+
+
+def test_a_pool_takes_memory_as_it_is_written_to() -> None:
+    """The canary writes two slots of each row: a small page of each, not a huge one."""
+    engine = engine_of(num_slots=2**18)
+    for tensor in (engine.keys, engine.values):
+        assert resident_bytes(tensor) < 2**20 < tensor.nbytes / 32
+
+
+def resident_bytes(tensor: torch.Tensor) -> int:
+    """Of the mapping that a tensor begins."""
+    maps = Path("/proc/self/smaps")
+    if not maps.exists():
+        pytest.skip("no /proc/self/smaps")
+    text = maps.read_text(encoding="utf-8")
+    for found in re.finditer(
+        r"^([0-9a-f]+)-([0-9a-f]+) .*\n(?:(?![0-9a-f]+-).*\n)*?Rss: +(\d+) kB", text, re.M
+    ):
+        if int(found[1], 16) <= tensor.data_ptr() < int(found[2], 16):
+            return 1024 * int(found[3])
+    raise AssertionError("no mapping of that address")
 
 
 @pytest.mark.parametrize("slots", [-5, 0, 1])
