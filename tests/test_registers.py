@@ -205,13 +205,27 @@ def test_what_is_said_again_stands_in_the_text():
 
 def test_slack_and_random_registers_are_of_the_row_alone():
     cut = cut_text([3] * 12, [()] + [(k,) for k in range(11)])
-    for labels in (Labels(slack=4), Labels("random", 4), Labels(slack=4, seed=1)):
+    drawn = (Labels(slack=4), Labels("random", 4), Labels(slack=4, seed=1), Labels(shuffled=True))
+    for labels in drawn:
         found = [label(cut, labels, num_words, name).registers for name in ("a", "b", "a")]
         assert found[0] == found[2] != found[1]
     assert label(cut, Labels(), num_words, "a") == label(cut, Labels(), num_words, "b")
     tight = label(cut, Labels(num_registers=2, slack=4), num_words, "a")
     assert tight.details["needed_kills"] == 0 < tight.details["hurried"]
     assert label(cut, Labels("random", 2), num_words, "a").details["needed_kills"] > 0
+
+
+@given(graphs(), st.sampled_from(["liveness", "round-robin"]))
+def test_shuffled_registers_are_the_same_under_other_numbers(graph, policy):
+    cut = cut_text(*graph)
+    for name in ("a", "b", "c"):
+        usual = label(cut, Labels(policy), num_words, name)
+        found = label(cut, Labels(policy, shuffled=True), num_words, name)
+        pairs = set(zip(usual.registers, found.registers, strict=True))
+        assert len(pairs) == len(set(usual.registers)) == len(set(found.registers))
+        assert all(0 <= register < 16 for register in found.registers)
+        assert found.details | {"registers": ...} == usual.details | {"registers": ...}
+    assert Labels(policy, shuffled=True).name == f"{policy}-16-shuffled"
 
 
 @pytest.mark.parametrize(

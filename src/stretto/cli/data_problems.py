@@ -22,6 +22,9 @@ Slack = Annotated[
     int, typer.Option(metavar="N", help="Of liveness: steps live 0 to N steps longer, at random.")
 ]
 Grace = Annotated[bool, typer.Option("--grace", help="A register sees the step it takes over.")]
+Shuffle = Annotated[
+    bool, typer.Option("--shuffle", help="Registers have other numbers in each row.")
+]
 Seed = Annotated[int, typer.Option(help="Of all that is drawn.")]
 Out = Annotated[Path, typer.Option(metavar="FILE", help="Annotated rows, JSONL, whole or not.")]
 
@@ -43,6 +46,7 @@ def problems(
     registers: Registers = 16,
     slack: Slack = 0,
     grace: Grace = False,
+    shuffle: Shuffle = False,
     graphs: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what steps read, too, JSONL.")
     ] = None,
@@ -61,7 +65,7 @@ def problems(
 
     data_options.check(num=num)
     data_options.check(low=0, start=start)
-    chosen = Labels(labels, registers, slack, grace, seed)
+    chosen = Labels(labels, registers, slack, grace, seed, shuffle)
     sizes = draw.parse_sizes(size)
     found, tally = Files(out, [] if graphs is None else [graphs]), Tally()
     with Progress(quiet=quiet) as progress:
@@ -90,6 +94,7 @@ def registers(
     registers: Registers = 16,
     slack: Slack = 0,
     grace: Grace = False,
+    shuffle: Shuffle = False,
     seed: Seed = 0,
     no_follow: Annotated[
         bool, typer.Option("--no-follow", help="Steps need not read the one before.")
@@ -110,7 +115,7 @@ def registers(
     from stretto.data.labels import Labels, Tally
     from stretto.data.rows import Reject, read_rows
 
-    chosen = Labels(labels, registers, slack, grace, seed)
+    chosen = Labels(labels, registers, slack, grace, seed, shuffle)
     found, tally = Files(out, [*files, *(prompts or ()), graphs]), Tally()
     known = keyed(read_rows(graphs, Graph))
     items, left_out = read_items(

@@ -11,7 +11,7 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from stretto.data.registers import (
@@ -42,7 +42,9 @@ class Labels:
     """How steps are labelled.
 
     `slack`: of `liveness`, each step is taken to be alive for 0 to so many steps after its last
-    use, at random. `seed`: of slack and of `random`. Raises `InvalidInput` and `UnknownName`.
+    use, at random. `shuffled`: the registers' numbers are drawn anew for each row, so that where a
+    step is stands in the text alone and cannot be counted up from the prompt. `seed`: of all that
+    is drawn. Raises `InvalidInput` and `UnknownName`.
     """
 
     policy: str = "liveness"
@@ -50,6 +52,7 @@ class Labels:
     slack: int = 0
     grace: bool = False
     seed: int = 0
+    shuffled: bool = False
 
     def __post_init__(self) -> None:
         if self.policy not in LABELS:
@@ -69,7 +72,8 @@ class Labels:
         if self.policy == "none":
             return self.policy
         slack = f"-slack-{self.slack}" if self.slack else ""
-        return f"{self.policy}-{self.num_registers}{slack}{'-grace' if self.grace else ''}"
+        marks = f"{'-grace' if self.grace else ''}{'-shuffled' if self.shuffled else ''}"
+        return f"{self.policy}-{self.num_registers}{slack}{marks}"
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,8 @@ def label(cut: CutText, labels: Labels, count: Callable[[str], int], name: str) 
     if fitted is None:
         return None
     assigned = _assigned(fitted.lengths, fitted.reads, labels, name)
+    if labels.shuffled:
+        assigned = _shuffled(assigned, labels, name)
     texts = [
         "".join([*(cut.texts[k] for k in piece.steps), *_facts(cut, piece.restates)])
         for piece in fitted.pieces
@@ -165,6 +171,13 @@ def _assigned(lengths: tuple[int, ...], reads: Reads, labels: Labels, name: str)
     if found is None:
         raise AssertionError(f"{name} was made to fit {number} registers and does not")
     return found
+
+
+def _shuffled(assigned: Assigned, labels: Labels, name: str) -> Assigned:
+    """The same under other numbers."""
+    numbers = list(range(labels.num_registers))
+    random.Random(f"labels/shuffled/{labels.seed}/{name}").shuffle(numbers)
+    return replace(assigned, registers=tuple(numbers[r] for r in assigned.registers))
 
 
 # -- many rows -------------------------------------------------------------------------------------
