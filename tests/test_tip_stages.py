@@ -657,7 +657,14 @@ def test_words_that_are_no_labels_or_phases_are_refused() -> None:
     assert labels_of("a=liveness-8-1") == ("a", Labels("liveness", 8, slack=1))
     assert labels_of("a=liveness-8-0-shuffled") == ("a", Labels("liveness", 8, shuffled=True))
     assert phase_of("short:6-8:program=3,tree=3") == ("short", "6-8", "program=3,tree=3")
-    for text in ("tip", "tip=liveness-", "tip=liveness-8-", "tip=liveness-8-x", "tip=other-8", "=liveness-8"):
+    for text in (
+        "tip",
+        "tip=liveness-",
+        "tip=liveness-8-",
+        "tip=liveness-8-x",
+        "tip=other-8",
+        "=liveness-8",
+    ):
         with pytest.raises(InvalidInput, match="labels"):
             labels_of(text)
     for text in ("x", "a:b", "a:6-8:program", "a:6-8:program=x"):
