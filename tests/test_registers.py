@@ -79,7 +79,8 @@ def test_figures_of_a_graph_worked_out_by_hand():
     assert needed_kills([0, 1, 0, 1, 0], reads, grace=True) == []
     # 3 takes the larger of the two dead ones, 4 the dead 3 rather than the smaller 1
     assert liveness([4, 2, 3, 5, 3], reads, 8).registers == (0, 1, 2, 0, 0)
-    assert liveness([4, 4, 3, 3, 3], reads, 8).registers == (0, 1, 2, 0, 1)
+    # of equally large ones the latest
+    assert liveness([4, 4, 3, 3, 3], reads, 8).registers == (0, 1, 2, 1, 0)
     assert liveness([4, 2, 3, 5, 3], reads, 2) is None
     assert liveness([4, 2, 3, 5, 3], reads, 2, grace=True).registers == (0, 1, 0, 1, 1)
 
@@ -200,7 +201,7 @@ def test_what_is_said_again_stands_in_the_text():
     cut = cut_text([3] * 7, [(), (), (), (2,), (3, 0), (4, 1), (5,)])
     found = label(cut, Labels(num_registers=3), num_words, "x")
     assert found.details["restated"] == 1
-    assert found.annotated.startswith("<reg_0> s0 w<reg_1> s1 w<reg_2> f0 f1<reg_0> s2 w")
+    assert found.annotated.startswith("<reg_0> s0 w<reg_1> s1 w<reg_2> f0 f1<reg_1> s2 w")
 
 
 def test_slack_and_random_registers_are_of_the_row_alone():
@@ -221,8 +222,8 @@ def test_shuffled_registers_are_the_same_under_other_numbers(graph, policy):
     for name in ("a", "b", "c"):
         usual = label(cut, Labels(policy), num_words, name)
         found = label(cut, Labels(policy, shuffled=True), num_words, name)
-        pairs = set(zip(usual.registers, found.registers, strict=True))
-        assert len(pairs) == len(set(usual.registers)) == len(set(found.registers))
+        pairs = zip(usual.registers, found.registers, strict=True)
+        assert len({(new - old) % 16 for old, new in pairs}) == 1
         assert all(0 <= register < 16 for register in found.registers)
         assert found.details | {"registers": ...} == usual.details | {"registers": ...}
     assert Labels(policy, shuffled=True).name == f"{policy}-16-shuffled"

@@ -23,7 +23,7 @@ Slack = Annotated[
 ]
 Grace = Annotated[bool, typer.Option("--grace", help="A register sees the step it takes over.")]
 Shuffle = Annotated[
-    bool, typer.Option("--shuffle", help="Registers have other numbers in each row.")
+    bool, typer.Option("--shuffle", help="In each row registers count from another one on.")
 ]
 Seed = Annotated[int, typer.Option(help="Of all that is drawn.")]
 Out = Annotated[Path, typer.Option(metavar="FILE", help="Annotated rows, JSONL, whole or not.")]

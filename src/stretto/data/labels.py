@@ -42,9 +42,9 @@ class Labels:
     """How steps are labelled.
 
     `slack`: of `liveness`, each step is taken to be alive for 0 to so many steps after its last
-    use, at random. `shuffled`: the registers' numbers are drawn anew for each row, so that where a
-    step is stands in the text alone and cannot be counted up from the prompt. `seed`: of all that
-    is drawn. Raises `InvalidInput` and `UnknownName`.
+    use, at random. `shuffled`: in each row the registers' numbers begin at another one, drawn at
+    random, so that where a step is stands in the text alone and cannot be counted up from the
+    prompt. `seed`: of all that is drawn. Raises `InvalidInput` and `UnknownName`.
     """
 
     policy: str = "liveness"
@@ -174,10 +174,10 @@ def _assigned(lengths: tuple[int, ...], reads: Reads, labels: Labels, name: str)
 
 
 def _shuffled(assigned: Assigned, labels: Labels, name: str) -> Assigned:
-    """The same under other numbers."""
-    numbers = list(range(labels.num_registers))
-    random.Random(f"labels/shuffled/{labels.seed}/{name}").shuffle(numbers)
-    return replace(assigned, registers=tuple(numbers[r] for r in assigned.registers))
+    """The same, counted from another register on, past the last one from 0."""
+    number = labels.num_registers
+    first = random.Random(f"labels/shuffled/{labels.seed}/{name}").randrange(number)
+    return replace(assigned, registers=tuple((first + r) % number for r in assigned.registers))
 
 
 # -- many rows -------------------------------------------------------------------------------------

@@ -99,8 +99,8 @@ def liveness(
     grace: bool = False,
     slack: Sequence[int] | None = None,
 ) -> Assigned | None:
-    """The register of the largest dead step, else an empty one; ties go to the lowest register.
-    None if at some step there is neither: `max_live` is more than `num_registers`.
+    """The register of the largest dead step (of the latest of equal ones), else the lowest empty
+    one. None if at some step there is neither: `max_live` is more than `num_registers`.
 
     `slack[j]`: so many steps more is step j taken to be alive after its last use, unless there is
     no other register.
@@ -115,7 +115,7 @@ def liveness(
         early = [r for r, j in holds.items() if last[j] < k + ahead]
         empty = next((r for r in range(num_registers) if r not in holds), None)
         if dead:
-            register = min(dead, key=lambda r: (-lengths[holds[r]], r))
+            register = min(dead, key=lambda r: (-lengths[holds[r]], -holds[r]))
         elif empty is not None:
             register = empty
         elif early:
