@@ -134,9 +134,10 @@ def test_the_verb(tmp_path: Path, capfd: Any) -> None:
     assert main([*command, "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
     assert found["problem"] == "program-12-test-0-0"
-    num_tokens = found["usage"]["completion_tokens"]
-    assert 1 <= num_tokens <= 20
-    assert sum(step["num_tokens"] for step in found["steps"]) == num_tokens
+    num_tokens = sum(step["num_tokens"] for step in found["steps"])
+    assert num_tokens == 20 or (found["finish_reason"] == "stop" and num_tokens < 20)
+    registers = sum(step["register"] is not None for step in found["steps"])
+    assert 0 < found["usage"]["completion_tokens"] <= num_tokens - registers
     assert not found["is_right"]
     assert main(command) == 0
     out, err = capfd.readouterr()
