@@ -14,7 +14,7 @@ from stretto.problems.lines import Line, Sketch, binary_line, constant_line, las
 MIN_SIZE = 6
 MAX_DEPTH = 4
 KEPT = 2
-"""Values that stay at the bottom until the last third."""
+"""So many at the bottom are not put together until the last third."""
 
 
 def draw(rng: random.Random, size: int) -> Sketch:
