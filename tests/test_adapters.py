@@ -240,7 +240,7 @@ def test_new_rows_begin_as_the_mean_of_their_text_forms(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", TIED)
-@pytest.mark.parametrize("init", ["forms", "mean"])
+@pytest.mark.parametrize("init", ["forms", "mean", "random"])
 def test_rows_that_a_model_has_to_spare_are_initialised_too(
     tmp_path: Path, init: str, tied: bool
 ) -> None:
@@ -263,10 +263,14 @@ def test_rows_that_a_model_has_to_spare_are_initialised_too(
             assert torch.allclose(
                 table[trainee.card.control["sync"]], table[ids].mean(0), atol=1e-6
             )
-        else:
-            mean = table[:size].mean(0)
+            continue
+        assert len({tuple(row) for row in table[rows].tolist()}) == 6
+        mean = table[:size].mean(0)
+        if init == "mean":
             assert float((table[size : size + 4] - mean).abs().max()) < 0.1
-            assert len({tuple(row) for row in table[rows].tolist()}) == 6
+        else:
+            spread = float((table[rows] - mean).std() / table[:size].std())
+            assert 0.7 < spread < 1.4
 
 
 @pytest.mark.filterwarnings("ignore")

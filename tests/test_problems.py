@@ -376,7 +376,7 @@ def test_rows_of_each_policy(place, capsys, policy):
         assert ("<reg_" in row.annotated) == (policy != "none")
     assert (result["mean_live"] is None) == (policy == "none")
     assert bool(result["needed_kills"]) == (policy in ("round-robin", "random"))
-    assert bool(result["merged"]) == (policy == "liveness")
+    assert bool(result["merged"]) == (policy in ("liveness", "stack"))
 
 
 def test_the_same_command_makes_the_same_file_and_another_does_not_replace_it(place, capsys):

@@ -21,6 +21,7 @@ from stretto.data.registers import (
     mean_live,
     needed_kills,
     round_robin,
+    stack,
 )
 from stretto.data.rows import Annotated, Reject
 from stretto.data.spill import fit
@@ -110,6 +111,29 @@ def test_liveness_lets_go_of_nothing_that_is_needed(graph, grace, slack, seed):
     assert most == 1 or liveness(lengths, reads, most - 1, grace=grace) is None
 
 
+@given(graphs(), st.booleans())
+def test_a_stack_lets_go_of_nothing_that_is_needed(graph, grace):
+    lengths, reads = graph
+    most = max_live(reads, grace=grace)
+    for number in (most, most + 1, 16):
+        found = stack(reads, number, grace=grace)
+        assert needed_kills(found.registers, reads, grace=grace) == []
+        assert max(found.registers) < number
+        best = liveness(lengths, reads, number, grace=grace).registers
+        held = [mean_live(lengths, r, grace=grace) for r in (best, found.registers)]
+        assert held[0] <= held[1] + 1e-9
+    assert most == 1 or stack(reads, most - 1, grace=grace) is None
+
+
+def test_a_stack_worked_out_by_hand():
+    # 3 reads 2, whose register 4 takes; 5 takes that of 3, 6 that of 1, the first of two, 7 of 0
+    reads = [(), (0,), (0, 1), (2,), (3,), (1, 4), (0, 5), ()]
+    assert stack(reads, 8).registers == (0, 1, 2, 3, 2, 3, 1, 0)
+    # 4 is written below 3, which is needed: 5 goes above 3
+    reads = [(), (), (), (2,), (), (), (0, 1, 3, 4, 5)]
+    assert stack(reads, 8).registers == (0, 1, 2, 3, 2, 4, 5)
+
+
 @given(graphs(most=6), st.booleans())
 def test_no_other_assignment_holds_less(graph, grace):
     lengths, reads = graph
@@ -134,7 +158,7 @@ def test_no_other_assignment_of_seven_steps_holds_less():
         assert mean_live(lengths, found.registers) == pytest.approx(best)
 
 
-@given(graphs(), st.booleans(), st.sampled_from(["liveness", "round-robin", "random"]))
+@given(graphs(), st.booleans(), st.sampled_from(["liveness", "stack", "round-robin", "random"]))
 def test_mean_live_is_that_of_the_trace(graph, grace, policy):
     lengths, reads = [n + 1 for n in graph[0]], graph[1]
     labels = Labels(policy, 12, grace=grace)
@@ -206,7 +230,7 @@ def test_what_is_said_again_stands_in_the_text():
 
 def test_slack_and_random_registers_are_of_the_row_alone():
     cut = cut_text([3] * 12, [()] + [(k,) for k in range(11)])
-    drawn = (Labels(slack=4), Labels("random", 4), Labels(slack=4, seed=1), Labels(shuffled=True))
+    drawn = (Labels(slack=4), Labels("random", 4), Labels(slack=4, seed=1), Labels(shifted=True))
     for labels in drawn:
         found = [label(cut, labels, num_words, name).registers for name in ("a", "b", "a")]
         assert found[0] == found[2] != found[1]
@@ -217,16 +241,16 @@ def test_slack_and_random_registers_are_of_the_row_alone():
 
 
 @given(graphs(), st.sampled_from(["liveness", "round-robin"]))
-def test_shuffled_registers_are_the_same_under_other_numbers(graph, policy):
+def test_shifted_registers_are_the_same_under_other_numbers(graph, policy):
     cut = cut_text(*graph)
     for name in ("a", "b", "c"):
         usual = label(cut, Labels(policy), num_words, name)
-        found = label(cut, Labels(policy, shuffled=True), num_words, name)
+        found = label(cut, Labels(policy, shifted=True), num_words, name)
         pairs = zip(usual.registers, found.registers, strict=True)
         assert len({(new - old) % 16 for old, new in pairs}) == 1
         assert all(0 <= register < 16 for register in found.registers)
         assert found.details | {"registers": ...} == usual.details | {"registers": ...}
-    assert Labels(policy, shuffled=True).name == f"{policy}-16-shuffled"
+    assert Labels(policy, shifted=True).name == f"{policy}-16-shifted"
 
 
 @pytest.mark.parametrize(

@@ -655,7 +655,7 @@ def test_words_that_are_no_labels_or_phases_are_refused() -> None:
     from stretto.errors import InvalidInput
 
     assert labels_of("a=liveness-8-1") == ("a", Labels("liveness", 8, slack=1))
-    assert labels_of("a=liveness-8-0-shuffled") == ("a", Labels("liveness", 8, shuffled=True))
+    assert labels_of("a=liveness-8-0-shifted") == ("a", Labels("liveness", 8, shifted=True))
     assert phase_of("short:6-8:program=3,tree=3") == ("short", "6-8", "program=3,tree=3")
     for text in (
         "tip",

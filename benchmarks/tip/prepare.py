@@ -34,15 +34,15 @@ from stretto.problems.rows import rows_of
 
 
 def labels_of(text: str) -> tuple[str, Labels]:
-    """From NAME=POLICY-REGISTERS or, with slack, NAME=POLICY-REGISTERS-SLACK; `-shuffled` after
+    """From NAME=POLICY-REGISTERS or, with slack, NAME=POLICY-REGISTERS-SLACK; `-shifted` after
     either. Raises `InvalidInput`."""
-    known = "liveness|round-robin|random"
-    form = re.fullmatch(rf"([^=]+)=({known})-([0-9]{{1,3}})(?:-([0-9]{{1,3}}))?(-shuffled)?", text)
+    known = "liveness|stack|round-robin|random"
+    form = re.fullmatch(rf"([^=]+)=({known})-([0-9]{{1,3}})(?:-([0-9]{{1,3}}))?(-shifted)?", text)
     if form is None:
         raise InvalidInput(f"labels {text!a} are none; give NAME=liveness-8-1, for one")
-    name, policy, registers, slack, shuffled = form.groups()
+    name, policy, registers, slack, shifted = form.groups()
     slack = int(slack or 0)
-    return name, Labels(policy, int(registers), slack=slack, shuffled=bool(shuffled))
+    return name, Labels(policy, int(registers), slack=slack, shifted=bool(shifted))
 
 
 def phase_of(text: str) -> tuple[str, str, str]:

@@ -89,7 +89,7 @@ RUN_FILES = ("metrics.jsonl", "summary.json", "config.json", "environment.json")
 
 def _data(sizes: Sizes) -> Stage:
     labels = {
-        "tip": f"liveness-{sizes.registers}-{sizes.slack}-shuffled",
+        "tip": f"liveness-{sizes.registers}-{sizes.slack}-shifted",
         "in-turn": f"round-robin-{sizes.in_turn}",
         "random": f"random-{sizes.registers}",
     }

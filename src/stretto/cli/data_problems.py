@@ -15,15 +15,18 @@ if TYPE_CHECKING:
     from stretto.data.rows import Row
 
 Policy = Annotated[
-    str, typer.Option("--labels", help="liveness, round-robin, random, or none for no registers.")
+    str,
+    typer.Option(
+        "--labels", help="liveness, stack, round-robin, random, or none for no registers."
+    ),
 ]
 Registers = Annotated[int, typer.Option(metavar="N", help="Registers there are.")]
 Slack = Annotated[
     int, typer.Option(metavar="N", help="Of liveness: steps live 0 to N steps longer, at random.")
 ]
 Grace = Annotated[bool, typer.Option("--grace", help="A register sees the step it takes over.")]
-Shuffle = Annotated[
-    bool, typer.Option("--shuffle", help="In each row registers count from another one on.")
+Shift = Annotated[
+    bool, typer.Option("--shift", help="In each row registers count from another one on.")
 ]
 Seed = Annotated[int, typer.Option(help="Of all that is drawn.")]
 Out = Annotated[Path, typer.Option(metavar="FILE", help="Annotated rows, JSONL, whole or not.")]
@@ -46,7 +49,7 @@ def problems(
     registers: Registers = 16,
     slack: Slack = 0,
     grace: Grace = False,
-    shuffle: Shuffle = False,
+    shift: Shift = False,
     graphs: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what steps read, too, JSONL.")
     ] = None,
@@ -65,7 +68,7 @@ def problems(
 
     data_options.check(num=num)
     data_options.check(low=0, start=start)
-    chosen = Labels(labels, registers, slack, grace, seed, shuffle)
+    chosen = Labels(labels, registers, slack, grace, seed, shift)
     sizes = draw.parse_sizes(size)
     found, tally = Files(out, [] if graphs is None else [graphs]), Tally()
     with Progress(quiet=quiet) as progress:
@@ -94,7 +97,7 @@ def registers(
     registers: Registers = 16,
     slack: Slack = 0,
     grace: Grace = False,
-    shuffle: Shuffle = False,
+    shift: Shift = False,
     seed: Seed = 0,
     no_follow: Annotated[
         bool, typer.Option("--no-follow", help="Steps need not read the one before.")
@@ -115,7 +118,7 @@ def registers(
     from stretto.data.labels import Labels, Tally
     from stretto.data.rows import Reject, read_rows
 
-    chosen = Labels(labels, registers, slack, grace, seed, shuffle)
+    chosen = Labels(labels, registers, slack, grace, seed, shift)
     found, tally = Files(out, [*files, *(prompts or ()), graphs]), Tally()
     known = keyed(read_rows(graphs, Graph))
     items, left_out = read_items(

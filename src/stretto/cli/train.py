@@ -46,7 +46,7 @@ PlanWeight = Annotated[float | None, option("Steps", "Of the loss of plans.", me
 SpanWeight = Annotated[float | None, option("Steps", "Of the loss of spans.", metavar="X")]
 DialectName = Annotated[str | None, option("Model", "pasta or another.", "--dialect")]
 Dropout = Annotated[float | None, option("Model", "Of the LoRA's inputs.", metavar="X")]
-Init = Annotated[str | None, option("Model", "New rows: forms or mean.")]
+Init = Annotated[str | None, option("Model", "New rows: forms, mean or random.")]
 Lr = Annotated[float | None, option("Steps", "Highest learning rate.", metavar="X")]
 Warmup = Annotated[float | None, option("Steps", "Steps, or a share of them.", metavar="X")]
 Epochs = Annotated[float | None, option("Steps", "Times through the data.", metavar="X")]

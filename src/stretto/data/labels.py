@@ -1,6 +1,7 @@
 """Steps of a response as training data: which register each is written to, under which policy.
 
-`liveness` lets go of a step after its last use, as early as registers allow (`data.registers`).
+`liveness` lets go of a step after its last use, as early as registers allow (`data.registers`);
+`stack` of some later, by a rule that is easier to learn.
 `round-robin` and `random` know nothing of the graph: null models, which let go of needed steps.
 `none` writes no registers: what a dense model is trained on.
 """
@@ -11,7 +12,7 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from stretto.data.registers import (
@@ -23,13 +24,17 @@ from stretto.data.registers import (
     mean_live,
     needed_kills,
     round_robin,
+    shifted,
+    stack,
 )
 from stretto.data.spill import Fitted, fit, unchanged
 from stretto.dialects.registers import DEFAULT_REGISTERS, MAX_REGISTERS, register_name
 from stretto.errors import InvalidInput, UnknownName
 
-Policy = Literal["liveness", "round-robin", "random", "none"]
+Policy = Literal["liveness", "stack", "round-robin", "random", "none"]
 LABELS: tuple[Policy, ...] = get_args(Policy)
+FITTING: tuple[Policy, ...] = ("liveness", "stack")
+"""Those that let go of nothing that is needed."""
 
 
 def register_tag(register: int) -> str:
@@ -42,7 +47,7 @@ class Labels:
     """How steps are labelled.
 
     `slack`: of `liveness`, each step is taken to be alive for 0 to so many steps after its last
-    use, at random. `shuffled`: in each row the registers' numbers begin at another one, drawn at
+    use, at random. `shifted`: in each row the registers' numbers begin at another one, drawn at
     random, so that where a step is stands in the text alone and cannot be counted up from the
     prompt. `seed`: of all that is drawn. Raises `InvalidInput` and `UnknownName`.
     """
@@ -52,7 +57,7 @@ class Labels:
     slack: int = 0
     grace: bool = False
     seed: int = 0
-    shuffled: bool = False
+    shifted: bool = False
 
     def __post_init__(self) -> None:
         if self.policy not in LABELS:
@@ -72,7 +77,7 @@ class Labels:
         if self.policy == "none":
             return self.policy
         slack = f"-slack-{self.slack}" if self.slack else ""
-        marks = f"{'-grace' if self.grace else ''}{'-shuffled' if self.shuffled else ''}"
+        marks = f"{'-grace' if self.grace else ''}{'-shifted' if self.shifted else ''}"
         return f"{self.policy}-{self.num_registers}{slack}{marks}"
 
 
@@ -121,8 +126,11 @@ def label(cut: CutText, labels: Labels, count: Callable[[str], int], name: str) 
     if fitted is None:
         return None
     assigned = _assigned(fitted.lengths, fitted.reads, labels, name)
-    if labels.shuffled:
-        assigned = _shuffled(assigned, labels, name)
+    if labels.shifted:
+        first = random.Random(f"labels/shifted/{labels.seed}/{name}").randrange(
+            labels.num_registers
+        )
+        assigned = shifted(assigned, labels.num_registers, first)
     texts = [
         "".join([*(cut.texts[k] for k in piece.steps), *_facts(cut, piece.restates)])
         for piece in fitted.pieces
@@ -147,7 +155,7 @@ def label(cut: CutText, labels: Labels, count: Callable[[str], int], name: str) 
 def _fitted(
     cut: CutText, lengths: list[int], labels: Labels, count: Callable[[str], int]
 ) -> Fitted | None:
-    if labels.policy != "liveness":
+    if labels.policy not in FITTING:
         return unchanged(lengths, cut.reads)
     restate = None
     if cut.facts is not None:
@@ -166,18 +174,14 @@ def _assigned(lengths: tuple[int, ...], reads: Reads, labels: Labels, name: str)
         return round_robin(len(lengths), number)
     if labels.policy == "random":
         return at_random(len(lengths), number, rng)
-    slack = [rng.randint(0, labels.slack) for _ in lengths]
-    found = liveness(lengths, reads, number, grace=labels.grace, slack=slack)
+    if labels.policy == "stack":
+        found = stack(reads, number, grace=labels.grace)
+    else:
+        slack = [rng.randint(0, labels.slack) for _ in lengths]
+        found = liveness(lengths, reads, number, grace=labels.grace, slack=slack)
     if found is None:
         raise AssertionError(f"{name} was made to fit {number} registers and does not")
     return found
-
-
-def _shuffled(assigned: Assigned, labels: Labels, name: str) -> Assigned:
-    """The same, counted from another register on, past the last one from 0."""
-    number = labels.num_registers
-    first = random.Random(f"labels/shuffled/{labels.seed}/{name}").randrange(number)
-    return replace(assigned, registers=tuple((first + r) % number for r in assigned.registers))
 
 
 # -- many rows -------------------------------------------------------------------------------------

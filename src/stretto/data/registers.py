@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Reads = Sequence[Sequence[int]]
 
@@ -128,6 +128,40 @@ def liveness(
     return Assigned(tuple(registers), hurried)
 
 
+def stack(reads: Reads, num_registers: int, *, grace: bool = False) -> Assigned | None:
+    """The register of the first of the steps that have just died; if none has, the next free one
+    above the last two that were written. None as for `liveness`.
+
+    It holds more than `liveness` does and is told by less: which step is the largest dead one
+    nothing in the text says, but in the prompt, whereas here the last steps do, wherever what came
+    last is needed first and there are registers enough.
+    """
+    last, ahead = last_uses(reads), int(grace)
+    holds: dict[int, int] = {}
+    registers: list[int] = []
+    for k in range(len(reads)):
+        over = [j for j in holds.values() if last[j] == k - 1 + ahead]
+        needed = {r for r, j in holds.items() if last[j] >= k + ahead}
+        if over:
+            register = registers[min(over)]
+        elif len(needed) == num_registers:
+            return None
+        else:
+            first = _upper(registers[-2:], num_registers) + 1 if registers else 0
+            ways = ((first + r) % num_registers for r in range(num_registers))
+            register = next(r for r in ways if r not in needed)
+        holds[register] = k
+        registers.append(register)
+    return Assigned(tuple(registers))
+
+
+def _upper(last: Sequence[int], num_registers: int) -> int:
+    """Of the one or two registers last written the upper one, counted round: the first of two if
+    it is less than half of all above the second."""
+    above = (last[0] - last[-1]) % num_registers
+    return last[0] if above < num_registers / 2 else last[-1]
+
+
 def round_robin(num_steps: int, num_registers: int) -> Assigned:
     """Registers in turn: the last `num_registers` steps are kept, whoever needs the others."""
     return Assigned(tuple(k % num_registers for k in range(num_steps)))
@@ -136,3 +170,9 @@ def round_robin(num_steps: int, num_registers: int) -> Assigned:
 def at_random(num_steps: int, num_registers: int, rng: random.Random) -> Assigned:
     """Any register for any step."""
     return Assigned(tuple(rng.randrange(num_registers) for _ in range(num_steps)))
+
+
+def shifted(assigned: Assigned, num_registers: int, first: int) -> Assigned:
+    """The same, counted from register `first` on, past the last one from 0."""
+    registers = tuple((first + r) % num_registers for r in assigned.registers)
+    return replace(assigned, registers=registers)

@@ -64,7 +64,7 @@ class SftConfig(BaseModel):
     alpha: float | None = Field(default=None, gt=0, lt=math.inf)
     targets: str = "all"
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    init: Literal["forms", "mean"] = "forms"
+    init: Literal["forms", "mean", "random"] = "forms"
 
     lr: float = Field(default=1e-3, gt=0, lt=math.inf)
     schedule: Literal["linear", "cosine", "constant"] = "linear"

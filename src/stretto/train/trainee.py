@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from stretto.models.registry import ResolvedModel
 
 How = Literal["lora", "full"]
+INITS = ("forms", "mean", "random")
+"""What rows of new control tokens begin as."""
 
 
 @dataclass(eq=False)
@@ -183,11 +185,12 @@ def make_trainee(
 
     A `card` of the same dialect is kept but for `settings` (policy, unit, fixed_length, grace).
     Otherwise the dialect's control tokens are added, with rows that the model has to spare or new
-    ones: `init` forms gives each the mean of the tokens of its text form, mean that of all rows.
+    ones: `init` forms gives each the mean of the tokens of its text form, mean that of all rows,
+    random a row of its own, spread as the others are.
     Tied embeddings stay tied.
     """
-    if init not in ("forms", "mean"):
-        raise InvalidInput(f"init is {init!r}; known: forms, mean")
+    if init not in INITS:
+        raise InvalidInput(f"init is {init!r}; known: {', '.join(INITS)}")
     if get_dialect(dialect).is_foreign:
         raise Unsupported(
             f"dialect {dialect} is of models that others have trained, and is not trained here; "
@@ -238,8 +241,10 @@ def _add_tokens(
     added = {i: forms[name] for name, i in ids.items() if i >= first}
     if init == "forms":
         _init_rows(model, tokenizer, added)
+    elif init == "mean":
+        _draw_rows(model, [i for i in added if i < num_rows], first, seed, NOISE)
     else:
-        _mean_rows(model, [i for i in added if i < num_rows], first, seed)
+        _draw_rows(model, list(added), first, seed, 1.0)
     return card
 
 
@@ -252,16 +257,17 @@ def _tables_of(model: Any) -> list[Any]:
     return weights
 
 
-def _mean_rows(model: Any, rows: list[int], num_known: int, seed: int) -> None:
-    """Rows that the model had to spare become what `fit_model` makes new ones."""
+def _draw_rows(model: Any, rows: list[int], num_known: int, seed: int, noise: float) -> None:
+    """These rows become the mean of the known ones, with so many of their standard deviations of
+    noise; `NOISE` is what `fit_model` gives new ones."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in _tables_of(model):
             known = weight[:num_known].float()
-            noise = torch.randn(len(rows), weight.shape[1], generator=generator).to(weight.device)
-            weight[rows] = (known.mean(0) + NOISE * known.std() * noise).to(weight.dtype)
+            drawn = torch.randn(len(rows), weight.shape[1], generator=generator).to(weight.device)
+            weight[rows] = (known.mean(0) + noise * known.std() * drawn).to(weight.dtype)
 
 
 def _init_rows(model: Any, tokenizer: Any, forms: Mapping[int, str]) -> None:
