@@ -58,23 +58,16 @@ struct Float32 {
   };
   static constexpr int kTile = kTileFloat32;  // rows at a time
 
-  static constexpr int kInputs = 64;  // at a time, of many rows: their weights stay in the L1 cache
-
-  // Adds the products of inputs `first` to `last` to `out`. `Fetch`: whether memory is asked ahead.
-  template <int R, bool Fetch = true>
-  static void add(const Linear& w, int64_t block, const Rows& x, int64_t row, int64_t first,
-                  int64_t last, Floats (&out)[R][2]) {
+  template <int R>
+  static void block(const Linear& w, int64_t block, const Rows& x, int64_t row,
+                    Floats (&out)[R][2]) {
     Floats sum[R][2];  // not `out`: the compiler would store it in every turn
-    const float* weight =
-        static_cast<const float*>(w.weight) + (block * x.stride + first) * kBlock;
+    const float* weight = static_cast<const float*>(w.weight) + block * x.stride * kBlock;
     const float* from = x.values + row * x.stride;
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      sum[r][0] = out[r][0];
-      sum[r][1] = out[r][1];
-    }
-    for (int64_t i = first; i < last; ++i, weight += kBlock) {
-      if (Fetch) fetch_ahead(weight);
+    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = no_floats();
+    for (int64_t i = 0; i < x.stride; ++i, weight += kBlock) {
+      fetch_ahead(weight);
       const Floats w0 = load_floats(weight), w1 = load_floats(weight + kLanes);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
@@ -88,14 +81,6 @@ struct Float32 {
       out[r][0] = sum[r][0];
       out[r][1] = sum[r][1];
     }
-  }
-
-  template <int R>
-  static void block(const Linear& w, int64_t block, const Rows& x, int64_t row,
-                    Floats (&out)[R][2]) {
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) out[r][0] = out[r][1] = no_floats();
-    add<R>(w, block, x, row, 0, x.stride, out);
   }
 };
 
@@ -279,62 +264,11 @@ void some_rows(int n, const Linear& w, int64_t block, const typename K::Rows& x,
   if constexpr (R > 1) some_rows<K, R - 1>(n, w, block, x, row, done);
 }
 
-// Many rows of one block in float32: tile after tile for some inputs, then for the next ones, so
-// that weights are read from the L1 cache by all tiles but the first. Sums wait in memory, which
-// does not change them: the order of a row's inputs is as in `rows_of_block`.
-constexpr int kTogether = 8;  // tiles
-
-template <int R, bool Fetch>
-void add_tile(int n, const Linear& w, int64_t block, const Float32::Rows& x, int64_t row,
-              int64_t first, Floats (*sums)[2]) {
-  if (n == R) {
-    return Float32::add<R, Fetch>(w, block, x, row, first, first + Float32::kInputs,
-                                  *reinterpret_cast<Floats(*)[R][2]>(sums));
-  }
-  if constexpr (R > 1) add_tile<R - 1, Fetch>(n, w, block, x, row, first, sums);
-}
-
-template <class Done>
-void many_rows(const Linear& w, int64_t block, const Float32::Rows& x, int64_t first, int64_t last,
-               Done done) {
-  constexpr int kTile = Float32::kTile;
-  Floats sums[kTogether * kTile][2];
-  const int64_t rows = last - first, tiles = (rows + kTile - 1) / kTile;
-  for (int64_t r = 0; r < rows; ++r) sums[r][0] = sums[r][1] = no_floats();
-  for (int64_t i = 0; i < x.stride; i += Float32::kInputs) {
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t from = rows * t / tiles, to = rows * (t + 1) / tiles;
-      const int n = static_cast<int>(to - from);
-      if (t == 0) {
-        add_tile<kTile, true>(n, w, block, x, first + from, i, sums + from);
-      } else {
-        add_tile<kTile, false>(n, w, block, x, first + from, i, sums + from);
-      }
-    }
-  }
-  for (int64_t r = 0; r < rows; ++r) {
-    if (w.bias != nullptr) {
-      sums[r][0] = sums[r][0] + load_floats(w.bias + block * kBlock);
-      sums[r][1] = sums[r][1] + load_floats(w.bias + block * kBlock + kLanes);
-    }
-    done(first + r, block, sums[r][0], sums[r][1]);
-  }
-}
-
 // All rows times all blocks, shared among the workers.
 template <class K, class Done>
 void multiply(Worker& worker, const Linear& w, const typename K::Rows& x, int64_t rows, Done done) {
   const int64_t tiles = (rows + K::kTile - 1) / K::kTile;
   worker.each(rows == 0 ? 0 : (w.out + kBlock - 1) / kBlock, [&](int64_t block) {
-    if constexpr (std::is_same_v<K, Float32>) {
-      if (tiles > 1) {
-        const int64_t parts = (tiles + kTogether - 1) / kTogether;
-        for (int64_t p = 0; p < parts; ++p) {
-          many_rows(w, block, x, rows * p / parts, rows * (p + 1) / parts, done);
-        }
-        return;
-      }
-    }
     for (int64_t t = 0; t < tiles; ++t) {  // tiles of about equal size
       const int64_t first = rows * t / tiles, last = rows * (t + 1) / tiles;
       some_rows<K, K::kTile>(static_cast<int>(last - first), w, block, x, first, done);
