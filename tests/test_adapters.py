@@ -21,7 +21,7 @@ from stretto.models import load_hf, resolve
 from stretto.models.adapters import Base
 from stretto.models.fingerprint import weights_fingerprint
 from stretto.models.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from stretto.train import Batch, Lora, Trainee, make_trainee, open_trainee, token_logprobs
+from stretto.train import Batch, Lora, Trainee, open_trainee, token_logprobs
 from stretto.train.batches import model_masks
 
 TIED = [True, False]
@@ -227,50 +227,6 @@ def test_bfloat16_adapters_are_small_and_merged_in_float32(tmp_path: Path) -> No
     a, b = (tensors[f"base_model.model.{name}.lora_{k}.weight"].float() for k in "AB")
     expected = plain.get_parameter(f"{name}.weight") + 2 * (b @ a)
     assert torch.allclose(merged.get_parameter(f"{name}.weight"), expected, atol=1e-6)
-
-
-def test_new_rows_begin_as_the_mean_of_their_text_forms(tmp_path: Path) -> None:
-    model, tokenizer = load_hf(save_base(tmp_path / "base"), dtype="float32")
-    trainee = make_trainee(model, tokenizer, how="full")
-    table = trainee.model.get_input_embeddings().weight
-    ids = tokenizer.backend_tokenizer.encode("<sync/>", add_special_tokens=False).ids
-    assert torch.allclose(table[trainee.card.control["sync"]], table[ids].mean(0), atol=1e-6)
-    with pytest.raises(InvalidInput, match="init is 'zero'"):
-        make_trainee(model, tokenizer, init="zero")
-
-
-@pytest.mark.parametrize("tied", TIED)
-@pytest.mark.parametrize("init", ["forms", "mean", "random"])
-def test_rows_that_a_model_has_to_spare_are_initialised_too(
-    tmp_path: Path, init: str, tied: bool
-) -> None:
-    """Qwen's tables have more rows than its tokenizer has tokens; nothing ever trained them."""
-    model, tokenizer = load_hf(save_base(tmp_path / "base", tied=tied), dtype="float32")
-    size = len(tokenizer)
-    model.resize_token_embeddings(size + 4, mean_resizing=False)
-    tables = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
-    with torch.no_grad():
-        for table in tables:
-            table[size:] = 9.0
-    trainee = make_trainee(model, tokenizer, how="full", init=init)
-    rows = list(trainee.card.control.values())
-    assert rows == list(range(size, size + 6))  # four to spare, and two more
-    ids = tokenizer.backend_tokenizer.encode("<sync/>", add_special_tokens=False).ids
-    for layer in (trainee.model.get_input_embeddings(), trainee.model.get_output_embeddings()):
-        table = layer.weight.detach()
-        assert float(table[rows].abs().max()) < 5
-        if init == "forms":
-            assert torch.allclose(
-                table[trainee.card.control["sync"]], table[ids].mean(0), atol=1e-6
-            )
-            continue
-        assert len({tuple(row) for row in table[rows].tolist()}) == 6
-        mean = table[:size].mean(0)
-        if init == "mean":
-            assert float((table[size : size + 4] - mean).abs().max()) < 0.1
-        else:
-            spread = float((table[rows] - mean).std() / table[:size].std())
-            assert 0.7 < spread < 1.4
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,7 +1,7 @@
 """Steps of a response as training data: which register each is written to, under which policy.
 
 `liveness` lets go of a step after its last use, as early as registers allow (`data.registers`);
-`stack` of some later, by a rule that is easier to learn.
+`stack` of some later, by a rule that the last steps tell.
 `round-robin` and `random` know nothing of the graph: null models, which let go of needed steps.
 `none` writes no registers: what a dense model is trained on.
 """

@@ -18,6 +18,8 @@ from stretto.models.embedded import EMBEDDED_MODEL
 from stretto.params import MAX_SEED
 
 Config = TypeVar("Config", bound=BaseModel)
+Init = Literal["forms", "mean", "random"]
+"""What rows of new control tokens begin as."""
 
 BLOCK_SETTINGS = (
     "variant", "convention", "plan_weight", "span_weight", "slack", "window", "block",
@@ -64,7 +66,7 @@ class SftConfig(BaseModel):
     alpha: float | None = Field(default=None, gt=0, lt=math.inf)
     targets: str = "all"
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    init: Literal["forms", "mean", "random"] = "forms"
+    init: Init = "forms"
 
     lr: float = Field(default=1e-3, gt=0, lt=math.inf)
     schedule: Literal["linear", "cosine", "constant"] = "linear"

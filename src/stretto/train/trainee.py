@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stretto.dialects import DialectSettings, get_dialect
 from stretto.errors import InvalidInput, StrettoError, Unsupported
@@ -18,6 +18,7 @@ from stretto.models.merging import prepare_tokens
 from stretto.models.weights import is_adapter
 from stretto.tokens import HFVocabulary, ModelCard, add_control_tokens, fit_model
 from stretto.tokens.control import NOISE
+from stretto.train.config import Init
 from stretto.train.examples import ExampleMaker
 from stretto.train.lora import Lora, reopened, save_adapter, with_lora
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from stretto.models.registry import ResolvedModel
 
 How = Literal["lora", "full"]
-INITS = ("forms", "mean", "random")
-"""What rows of new control tokens begin as."""
 
 
 @dataclass(eq=False)
@@ -186,11 +185,10 @@ def make_trainee(
     A `card` of the same dialect is kept but for `settings` (policy, unit, fixed_length, grace).
     Otherwise the dialect's control tokens are added, with rows that the model has to spare or new
     ones: `init` forms gives each the mean of the tokens of its text form, mean that of all rows,
-    random a row of its own, spread as the others are.
-    Tied embeddings stay tied.
+    random a row of its own, spread as the others are. Tied embeddings stay tied.
     """
-    if init not in INITS:
-        raise InvalidInput(f"init is {init!r}; known: {', '.join(INITS)}")
+    if init not in get_args(Init):
+        raise InvalidInput(f"init is {init!r}; known: {', '.join(get_args(Init))}")
     if get_dialect(dialect).is_foreign:
         raise Unsupported(
             f"dialect {dialect} is of models that others have trained, and is not trained here; "
